@@ -1,0 +1,184 @@
+"""The recipe: what a run is, section by section. Each field's doc stands beside it and is what `--dry-run` explains.
+
+Structs hold values that are already checked for type and range; rules that cross fields are in `checks.py`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta, Struct, field
+
+Positive = Annotated[int, Meta(ge=1)]
+NonNegative = Annotated[int, Meta(ge=0)]
+Seconds = Annotated[float, Meta(gt=0)]
+
+
+class Section(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """Base of every section: unknown keys fail, values do not change after loading."""
+
+
+class Run(Section):
+    name: str = "tiny-reverse"  # the run's name in the store and the stem of its folder
+    output_dir: str | None = None  # the run's own folder; left out: runs/<name>-<date>-<n>
+    max_steps: Positive = 60  # learner steps
+    seed: NonNegative = 0  # prompts' order, sampling and the warm start of builtin:tiny are functions of it
+    grace_s: Seconds = 60.0  # what the first SIGINT/SIGTERM leaves for a checkpoint
+    no_progress_s: Seconds = 1800.0  # no step for so long ends the run with the name of what it waits for
+
+
+class Model(Section):
+    path: str = (
+        "builtin:tiny"  # builtin:tiny (made, warm-started once and cached), a folder, or a Hugging Face id
+    )
+    revision: str | None = None  # of a Hugging Face id
+    dtype: Literal["float32", "bfloat16"] = (
+        "float32"  # what is computed and served; the learner keeps float32 masters
+    )
+    attn_implementation: Literal["auto", "eager", "sdpa", "flash_attention_2"] = (
+        "auto"  # auto: transformers picks
+    )
+    max_length: Positive | None = None  # prompt + completion; left out: the model's own
+    trust_remote_code: bool = False  # run code that comes with the model
+
+
+class DataSource(Section):
+    train: str  # a JSONL file
+    heldout: str | None = None  # a JSONL file; left out: one row in ten of `train`, chosen by hash of the row
+    prompt: str = "prompt"  # column: a string, or a list of messages
+    answer: str = "answer"  # column
+    shuffle: bool = True  # by run.seed and epoch; false: file order
+
+
+class RewardPart(Section):
+    type: Literal["exact"]  # exact: the stripped answer equals the row's, and the model ended it itself
+    weight: float = 1.0
+
+
+class ReverseTask(Section):
+    type: Literal["reverse"] = "reverse"
+    digits: tuple[Positive, Positive] = (3, 6)  # shortest and longest string
+
+
+class SingleTurnTask(Section):
+    type: Literal["single-turn"] = "single-turn"
+    data: DataSource
+    system_prompt: str | None = None
+    rewards: list[RewardPart] = field(default_factory=lambda: [RewardPart(type="exact")])
+
+
+class CustomTask(Section):
+    type: str  # module:Class, importable from the working folder
+    args: dict[str, Any] = {}  # keyword arguments of the class
+
+
+Task = ReverseTask | SingleTurnTask | CustomTask
+
+
+class Buffer(Section):
+    url: str = (
+        "embedded"  # embedded (a Valkey server of the run's own), redis://, rediss://, unix://, memory://
+    )
+    max_trajectory_age: NonNegative = 1  # hard bound in versions; 0 = synchronous. Flag: --max-trajectory-age
+    over_age: Literal["wait", "drop"] = "wait"  # what happens to work that would be older
+    lookahead: Annotated[float, Meta(ge=1, le=2)] = (
+        1.5  # x groups_per_step oldest tickets the learner chooses from
+    )
+    max_bytes: str | int = "4GiB"  # payloads held, reserved and kept for a rewind
+
+
+class TransformersEngine(Section):
+    type: Literal["transformers"] = "transformers"
+    slots: Positive | None = (
+        None  # requests that decode at once; left out: as many as admission can fill, at most 256
+    )
+
+
+class SimulatedEngine(Section):
+    """No model: lengths are a pure function of seed, ticket and member, each token takes a fixed time. For benchmarks."""
+
+    type: Literal["simulated"] = "simulated"
+    slots: Positive = 256
+    token_s: Annotated[float, Meta(gt=0)] = 0.001  # seconds per token
+    mean_tokens: Annotated[float, Meta(gt=0)] = 100.0
+    cv: Annotated[float, Meta(ge=0)] = 1.0  # coefficient of variation of the log-normal lengths
+
+
+Engine = TransformersEngine | SimulatedEngine
+
+
+class SamplingConfig(Section):
+    temperature: Annotated[float, Meta(gt=0)] = 1.0
+    top_p: Annotated[float, Meta(gt=0, le=1)] = (
+        1.0  # only 1.0 so far: behaviour logprobs under truncation are not exact yet
+    )
+    top_k: int = -1  # only -1 so far, for the same reason
+    max_tokens: Positive = 8
+
+
+class Collector(Section):
+    engine: Engine = field(default_factory=TransformersEngine)
+    engines: Positive = 1  # engines in one collector process
+    group_size: Positive = 8  # completions per prompt
+    sampling: SamplingConfig = field(default_factory=SamplingConfig)
+    score_timeout_s: Seconds = 10.0  # one score call; its worker process is killed then
+    score_workers: Positive = 1
+    group_timeout_s: Seconds = 300.0  # no token or score of a group for so long: it is returned
+
+
+class Checkpoint(Section):
+    every_steps: Positive = 20  # and at the end
+    keep_last: Positive = 2
+
+
+class Learner(Section):
+    ranks: Literal[1] = 1
+    groups_per_step: Positive = 16  # prompts per step
+    learning_rate: Annotated[float, Meta(gt=0)] = 1e-3
+    warmup_steps: NonNegative = 5  # linear
+    betas: tuple[float, float] = (0.9, 0.95)
+    weight_decay: Annotated[float, Meta(ge=0)] = 0.0
+    max_grad_norm: Annotated[float, Meta(gt=0)] = 1.0
+    max_tokens_per_microbatch: Positive = 4096  # sequences are packed, never padded, up to so many tokens
+    max_skipped_steps: Positive = 3  # non-finite gradients in a row that end the run
+    checkpoint: Checkpoint = field(default_factory=Checkpoint)
+
+
+class Objective(Section):
+    preset: Literal["grpo"] = "grpo"  # group baseline, PPO clip against the behaviour logprobs, token mean
+    advantage: Literal["group-mean-std", "group-mean", "leave-one-out"] = "group-mean-std"
+    epsilon: Annotated[float, Meta(gt=0, lt=1)] = 0.2  # ratio is clipped below 1 - epsilon ...
+    epsilon_high: Annotated[float, Meta(gt=0)] = 0.28  # ... and above 1 + epsilon_high
+
+
+class WeightsConfig(Section):
+    transport: Literal["auto", "shm"] = "auto"
+    publish_every: Positive = 1  # versions
+    update: Literal["keep", "recompute"] = "keep"  # the KV of running requests when weights change under them
+    deadline_s: Seconds = 120.0  # of each phase of a transfer
+
+
+class Eval(Section):
+    at_start: bool = True
+    at_end: bool = True
+    prompts: Positive = 128  # held-out rows, one sampled answer each
+
+
+class Recipe(Section):
+    extends: str | None = None  # resolved by the loader, kept for the record
+    run: Run = field(default_factory=Run)
+    model: Model = field(default_factory=Model)
+    task: Task = field(default_factory=ReverseTask)
+    buffer: Buffer = field(default_factory=Buffer)
+    collector: Collector = field(default_factory=Collector)
+    learner: Learner = field(default_factory=Learner)
+    objective: Objective = field(default_factory=Objective)
+    weights: WeightsConfig = field(default_factory=WeightsConfig)
+    eval: Eval = field(default_factory=Eval)
+
+
+def to_builtins(recipe: Recipe) -> dict[str, Any]:
+    """The recipe as plain mappings, as saved, hashed and sent to the store."""
+    result: dict[str, Any] = msgspec.to_builtins(recipe)
+    return result

@@ -1,0 +1,59 @@
+"""What a task is: rows, how to present them, how to score an answer.
+
+A task is named in the recipe (`task.type`) as a built-in or as `module:Class`. It is built once in the collector (rows
+and prompts) and once in each verifier process (scores), from the same options, so it must be cheap to build and must
+not depend on process state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol, TypedDict
+
+Split = Literal["train", "heldout"]
+
+
+class Message(TypedDict):
+    """One chat message, in the form every chat template takes."""
+
+    role: str
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row of data. `id` is unique within a split and stable across runs; `answer` is what the verifier compares to."""
+
+    id: str
+    prompt: str | Sequence[Message]
+    answer: Any = None
+    info: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What the model wrote for a row. `text` is decoded without the end token; `finish_reason` stop, length, ..."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: str
+
+
+class Task(Protocol):
+    """Rows, presentation, scores. `name` goes into every trajectory."""
+
+    name: str
+
+    def rows(self, split: Split) -> Sequence[Row]:
+        """The rows of a split: `len()` and `[i]` suffice, so a procedural task may make them on demand. May not be empty."""
+
+    def messages(self, row: Row) -> list[Message]:
+        """The conversation the model answers."""
+
+    def score(self, row: Row, answer: Answer) -> Mapping[str, float | None] | float:
+        """Named reward parts (a bare float is the part "reward"). None or NaN = unscored, never 0. Runs in a worker process
+        that is killed when it takes longer than the recipe's limit."""
+
+    def part_weights(self) -> Mapping[str, float]:
+        """Weight of each part in the reward; a part left out weighs 1."""

@@ -1,0 +1,330 @@
+"""What the buffer does: its operations, its words, its errors. Contract: `docs/buffer.md`.
+
+Each operation is atomic and idempotent by identity, so that a call whose reply was lost is simply made again. No
+client polls: a call that has to wait is woken by the operation that ends the wait, and by the next deadline at the
+latest, since nothing in a store fires by itself.
+
+| who waits         | for what                                         | who ends the wait                                |
+|-------------------|--------------------------------------------------|--------------------------------------------------|
+| collector/tickets | an admissible ticket                             | commit, a terminal put or fail, a collector lost |
+| collector/nudge   | new weights, revoked tickets, an evaluation, end | announce, commit, new_lineage, finish            |
+| learner/lease     | a batch that stands                              | put, fail, a collector lost, a new lineage       |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Literal, Protocol
+
+from asyncrl.staleness import Weights
+
+PROTOCOL_VERSION = 1
+"""Version of keys, scripts and replies together. Another one is refused by name, never guessed at."""
+
+OverAge = Literal["wait", "drop"]
+
+
+class State(StrEnum):
+    """Where a ticket stands. In every atomic snapshot each ticket is in exactly one of these."""
+
+    RETURNED = "returned"  # waiting to be issued again
+    ISSUED = "issued"  # a collector generates it
+    HELD = "held"  # put, waiting for a learner
+    LEASED = "leased"  # in a batch that is being trained
+    TRAINED = "trained"
+    STALE = "stale"  # over age, straggler, end of run
+    FILTERED = "filtered"  # carries nothing to learn from, by the recipe's own choice
+    FAILED = "failed"  # bad data, or it lost too many collectors
+
+
+LIVE = (State.RETURNED, State.ISSUED, State.HELD, State.LEASED)
+TERMINAL = (State.TRAINED, State.STALE, State.FILTERED, State.FAILED)
+
+
+class BufferError(Exception):
+    """The store or the run cannot serve this call; the message names the value and the fix."""
+
+
+class Fenced(BufferError):
+    """A newer learner has taken the run over; this process must stop and apply nothing more."""
+
+
+class UnknownMember(BufferError):
+    """The run does not know this incarnation (store lost, or a newer incarnation replaced it): join again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the buffer enforces. Frozen for a lineage; a resumed learner may bring another `groups_per_step`.
+
+    max_bytes >= (max_age + 1) x groups_per_step x group_bytes, else tickets could never fill a step: refused.
+    """
+
+    max_age: int
+    groups_per_step: int
+    max_steps: int
+    over_age: OverAge = "wait"
+    lookahead: float = 1.5
+    publish_every: int = 1
+    max_tickets: int | None = None  # rows x epochs, where epochs are bounded
+    group_bytes: int = 1 << 20  # the largest a group may be: reserved with its ticket
+    max_bytes: int = 4 << 30
+    member_timeout_s: float = 30.0  # no beat for so long: its tickets are returned
+    ticket_progress_s: float = 300.0  # no token, tool call or score for so long: the ticket is returned
+    no_progress_s: float = 1800.0  # of the run; caps the straggler deadline
+    max_losses: int = 3  # collectors a ticket may lose before it fails as `poison`
+
+    def __post_init__(self) -> None:
+        if self.max_age < 0:
+            raise ValueError(f"max_age is {self.max_age}; it must be 0 (synchronous) or more")
+        if self.groups_per_step < 1:
+            raise ValueError(f"groups_per_step is {self.groups_per_step}; it must be 1 or more")
+        if not 1.0 <= self.lookahead <= 2.0:
+            raise ValueError(
+                f"lookahead is {self.lookahead}; it must be 1 to 2: beyond 2 held groups expire under `wait`"
+            )
+        if self.publish_every + 1 > self.max_age + 2:
+            raise ValueError(
+                f"publish_every {self.publish_every} with max_trajectory_age {self.max_age} would deadlock: collectors "
+                f"would wait for weights that come too late; use at most {self.max_age + 1}"
+            )
+        need = (self.max_age + 1) * self.groups_per_step * self.group_bytes
+        if self.max_bytes < need:
+            raise ValueError(
+                f"max_bytes {self.max_bytes} is below (max_trajectory_age + 1) x groups_per_step x group_bytes = {need}: "
+                "a step could never be filled; raise buffer.max_bytes or lower max_tokens or group_size"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A collector process. A new incarnation under the same name returns what the old one held."""
+
+    name: str
+    incarnation: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """Permission to generate one group: ordinal n of the run's prompt order, attempt by attempt."""
+
+    ordinal: int
+    attempt: int
+    issued_for: Weights  # what the collector served when it was issued
+    issued: float  # the store's clock, unix seconds
+
+
+@dataclass(frozen=True, slots=True)
+class GroupHeader:
+    """What the store needs to know of a group; everything else travels in the payload beside the script.
+
+    oldest, newest: versions over the trainable tokens. weights: the newest span's. spans: every (lineage, version) it
+    contains, each of which must be an ancestor. digest: xxh3_64 hex of the payload, checked when it is fetched.
+    """
+
+    ordinal: int
+    attempt: int
+    weights: Weights
+    oldest: int
+    newest: int
+    spans: tuple[Weights, ...]
+    tokens: int
+    seconds: float  # collector-seconds this group took
+    digest: str
+    reward: float | None = None  # mean over scored members; for the metric of lost against trained
+    length: float = 0.0  # mean sampled tokens per member
+
+
+PutResult = Literal["held", "duplicate", "returned", "stale", "refused"]
+FailKind = Literal["data", "filtered", "infrastructure", "cancelled"]
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """The store's answer to a heartbeat."""
+
+    step_version: int  # V
+    lineage: int
+    announced: Weights | None  # newest weights to stage, or None before the first
+    revoked: tuple[tuple[int, int], ...]  # (ordinal, attempt) no longer owned: abort them
+    evaluation: Mapping[str, Any] | None  # a pending request this member may claim
+    phase: str  # running | rewinding | ended
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """The batch of step `step` (= V when granted). Asking again gives the same one."""
+
+    lineage: int
+    step: int
+    attempt: int  # of this lease: `release` raises it
+    ordinals: tuple[int, ...]
+    headers: tuple[GroupHeader, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """Why there is no batch yet, in words a person can act on."""
+
+    for_ordinals: tuple[int, ...]
+    members: tuple[str, ...]  # collectors that hold those tickets
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """The answer to a commit, the same however often it is asked."""
+
+    version: int  # V after it
+    repeated: bool
+    ended: bool  # this was the last step; every live ticket is stale, `run_end`
+
+
+@dataclass(frozen=True, slots=True)
+class MemberStats:
+    name: str
+    incarnation: str
+    serving: Weights | None
+    checksum: str
+    alive: bool
+    beat_age_s: float
+    issued: int
+    progress: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """One atomic snapshot."""
+
+    run: str
+    phase: str
+    lineage: int
+    version: int
+    tickets: int  # ever issued; the sum of `states`
+    states: Mapping[State, int]
+    reasons: Mapping[str, int]  # "stale/over_age" -> tickets
+    lost_tokens: Mapping[str, int]  # by the same keys: tokens
+    lost_seconds: Mapping[str, float]  # by the same keys: collector-seconds
+    refused_puts: int
+    bytes_reserved: int
+    bytes_held: int
+    bytes_kept: int  # payloads kept for a rewind
+    members: Sequence[MemberStats]
+    waiting: Waiting | None  # what the learner waits for now
+    checkpoint: int | None  # newest version covered by a checkpoint
+
+
+@dataclass(frozen=True, slots=True)
+class TicketRow:
+    """One ledger row, for `audit` and `show`."""
+
+    ordinal: int
+    state: State
+    attempt: int
+    reason: str
+    trained: Weights | None  # (lineage, step) that trained it
+    owner: str
+    lo: int | None
+    has_payload: bool
+
+
+class Buffer(Protocol):
+    """One run's buffer. Implementations: `store.RedisBuffer` (production) and `memory.MemoryBuffer` (reference)."""
+
+    limits: Limits
+
+    # --- collectors -------------------------------------------------------------------------------------------------
+    async def join(self, member: Member, info: Mapping[str, Any]) -> None:
+        """Register an incarnation; an older one of the same name is gone and its tickets are returned."""
+
+    async def leave(self, member: Member) -> None:
+        """End an incarnation cleanly: its tickets are returned at once, without counting as a loss."""
+
+    async def tickets(self, member: Member, *, seq: int, want: int, wait_s: float) -> list[Ticket]:
+        """Up to `want` tickets for what the member can start now; waits at most `wait_s` for the first. `seq` must grow
+        with each new request; the same seq is answered with the same tickets (a lost reply is not granted twice).
+        [] = none yet: ask again with the same seq. Raises UnknownMember."""
+
+    async def beat(
+        self,
+        member: Member,
+        *,
+        serving: Weights | None,
+        checksum: str,
+        progress: Mapping[tuple[int, int], int],
+        info: Mapping[str, Any],
+    ) -> Beat:
+        """Say what is alive: every held (ordinal, attempt) with a progress count that grows with each token, tool call or
+        score. `serving` is the lowest (lineage, version) over the member's engines; one that is not an ancestor of the
+        current lineage counts as serving nothing. Raises UnknownMember."""
+
+    async def nudge(self, member: Member, wait_s: float) -> None:
+        """Return when a beat would tell something new, or after `wait_s` seconds."""
+
+    async def put(self, member: Member, header: GroupHeader, payload: bytes) -> PutResult:
+        """Hand a finished group over. `returned`: not usable (rewound weights, older than promised), will be issued
+        again. `stale`: over age on arrival, terminal. `refused`: another attempt or owner, counted."""
+
+    async def fail(
+        self,
+        member: Member,
+        ordinal: int,
+        attempt: int,
+        *,
+        kind: FailKind,
+        reason: str,
+        tokens: int,
+        seconds: float,
+    ) -> PutResult:
+        """End a ticket without a group: `data` and `filtered` are terminal, `infrastructure` returns it (bounded by
+        max_losses), `cancelled` returns it without counting a loss."""
+
+    # --- learner ----------------------------------------------------------------------------------------------------
+    async def lease(self, lineage: int, step: int, *, wait_s: float) -> Lease | Waiting:
+        """The batch of `step`, waiting at most `wait_s` seconds for it. An empty `Lease.ordinals` = nothing is live and
+        nothing can come. Raises Fenced."""
+
+    async def payloads(self, lease: Lease) -> list[bytes]:
+        """The groups of a lease in its order. Raises BufferError if one is missing or its digest differs."""
+
+    async def release(self, lineage: int, step: int) -> bool:
+        """Give a batch back before any of it was applied; the next lease of that step has the next attempt number."""
+
+    async def commit(self, lineage: int, step: int, *, skipped: bool = False) -> Commit:
+        """The one atomic act that marks a batch trained and moves V to step + 1. Raises Fenced."""
+
+    async def checkpointed(self, lineage: int, version: int) -> None:
+        """A checkpoint of `version` is on disk; its commit was acknowledged before. Payloads no rewind can need go."""
+
+    async def new_lineage(self, *, parent: Weights | None, limits: Limits) -> int:
+        """A learner starts, from weights `parent` (None: the initial ones). Fences the old learner, then rewinds."""
+
+    async def announce(self, weights: Weights, document: Mapping[str, Any]) -> None:
+        """Weights can be staged; wakes every collector. `document` is the transport's own description."""
+
+    async def announcement(self) -> tuple[Weights, Mapping[str, Any]] | None:
+        """The newest announcement of the current lineage."""
+
+    # --- evaluation, state, inspection ------------------------------------------------------------------------------
+    async def request_evaluation(self, request: Mapping[str, Any]) -> None:
+        """Ask for an evaluation: `id`, `weights` [lineage, version], and what to run. One pending request at a time."""
+
+    async def claim_evaluation(self, member: Member, request_id: str) -> bool:
+        """True for the one member that runs it; a claim of a dead member is free again."""
+
+    async def report_evaluation(self, request_id: str, result: Mapping[str, Any]) -> None: ...
+
+    async def evaluation(self, request_id: str, *, wait_s: float) -> Mapping[str, Any] | None:
+        """The result, or None after `wait_s` seconds."""
+
+    async def finish(self, *, error: str | None = None) -> None:
+        """The run has ended; collectors are told so."""
+
+    async def stats(self) -> Stats: ...
+
+    async def rows(self) -> list[TicketRow]:
+        """Every ledger row the store still has, by ordinal, in one atomic snapshot."""
+
+    async def close(self) -> None: ...

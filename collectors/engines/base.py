@@ -1,0 +1,130 @@
+"""What samples tokens, behind one protocol: transformers, simulated, later vllm and sglang.
+
+An engine owns slots. A request takes one, joins at the next decode step and leaves when it stops; nothing waits for
+the longest. New weights are staged while decoding goes on and activated between two decode steps; a running request
+survives with one version span per stretch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from asyncrl.staleness import Weights
+
+if TYPE_CHECKING:
+    from asyncrl.weights.base import StagedWeights
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+KvMode = Literal["keep", "recompute"]
+
+
+def request_seed(run: str, ticket: int, attempt: int, member: int, turn: int) -> int:
+    """The seed of one request, a pure function of what it is: 63 bits of blake2b, the same on every machine."""
+    digest = blake2b(f"{run}/{ticket}/{attempt}/{member}/{turn}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How tokens are drawn. The behaviour logprobs are those of the distribution after all of it."""
+
+    temperature: float = 1.0  # > 0; 0 = greedy, for evaluation only (its logprobs are those at temperature 1)
+    top_p: float = 1.0
+    top_k: int = -1
+    max_tokens: int = 16
+    stop_token_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One generation. `group` and `session` let an engine share prefixes and keep a conversation on one engine."""
+
+    id: str
+    group: str
+    session: str
+    token_ids: tuple[int, ...]
+    sampling: Sampling
+    seed: int
+    ticket: int = 0  # what the simulated engine's lengths are a function of
+    member: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Tokens [start, end) of a completion were sampled by `weights`, whose verified checksum was `checksum`."""
+
+    weights: Weights
+    start: int
+    end: int
+    checksum: str
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """The answer. Arrays have one entry per sampled token, the stop token included.
+
+    token_ids int32 [T]; logprobs float32 [T], nats, under the distribution really sampled from; versions int32 [T].
+    """
+
+    token_ids: NDArray[np.int32]
+    logprobs: NDArray[np.float32]
+    versions: NDArray[np.int32]
+    spans: tuple[Span, ...]
+    finish_reason: FinishReason
+    first_token: float = 0.0  # unix seconds
+    done: float = 0.0
+    error: str = ""
+    info: dict[str, Any] = field(default_factory=dict)
+
+
+class EngineError(RuntimeError):
+    """The engine itself failed (not the request); the collector returns the tickets and restarts it."""
+
+
+class Engine(Protocol):
+    """Samples tokens. All methods are called from one asyncio loop; `generate` runs many at once."""
+
+    name: str
+
+    @property
+    def slots(self) -> int:
+        """How many requests may decode at once."""
+
+    @property
+    def free_slots(self) -> int: ...
+
+    @property
+    def serving(self) -> Weights | None:
+        """What the next decode step samples from; None before the first activation."""
+
+    @property
+    def checksum(self) -> str:
+        """Combined checksum of what is served, verified against the manifest ("" before the first activation)."""
+
+    async def start(self) -> None:
+        """Load what is needed to stage weights; serves nothing yet."""
+
+    async def generate(self, request: Request) -> Completion:
+        """Run one request; queues if no slot is free. Raises EngineError if the engine died, ValueError for a request it
+        cannot serve exactly (the message says what and why)."""
+
+    def abort(self, request_ids: Sequence[str]) -> None:
+        """End these requests at the next decode step: their `generate` returns the partial, finish_reason "abort"."""
+
+    def progress(self, request_id: str) -> int:
+        """Tokens sampled so far by a running request, 0 if unknown. Never blocks."""
+
+    async def stage(self, staged: StagedWeights) -> None:
+        """Copy verified weights beside the served ones. Decoding goes on."""
+
+    async def activate(self, kv: KvMode = "keep") -> Weights:
+        """Switch to the staged weights between two decode steps. `keep`: running requests go on over their old KV;
+        `recompute`: their KV is rebuilt under the new weights first. Returns what is now served."""
+
+    async def close(self) -> None: ...
