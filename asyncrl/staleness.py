@@ -133,9 +133,7 @@ def choose_batch(
     )[:groups_per_step]
     if len(first) < groups_per_step and not more_to_come and not late and len(ready) <= groups_per_step:
         return Choice(batch=tuple(c.ordinal for c in ready))
-    if len(first) == groups_per_step and (
-        not guard_dues or _dues_hold(live, first, version, max_age, groups_per_step)
-    ):
+    if len(first) == groups_per_step and (not guard_dues or _dues_hold(live, first, version, max_age, groups_per_step)):
         return Choice(batch=tuple(c.ordinal for c in first))
     if guard_dues and len(ready) >= groups_per_step:
         earliest = sorted(ready, key=lambda c: (due(c.lo, max_age), c.ordinal))[:groups_per_step]

@@ -29,16 +29,10 @@ class Run(Section):
 
 
 class Model(Section):
-    path: str = (
-        "builtin:tiny"  # builtin:tiny (made, warm-started once and cached), a folder, or a Hugging Face id
-    )
+    path: str = "builtin:tiny"  # builtin:tiny (made, warm-started once and cached), a folder, or a Hugging Face id
     revision: str | None = None  # of a Hugging Face id
-    dtype: Literal["float32", "bfloat16"] = (
-        "float32"  # what is computed and served; the learner keeps float32 masters
-    )
-    attn_implementation: Literal["auto", "eager", "sdpa", "flash_attention_2"] = (
-        "auto"  # auto: transformers picks
-    )
+    dtype: Literal["float32", "bfloat16"] = "float32"  # what is computed and served; the learner keeps float32 masters
+    attn_implementation: Literal["auto", "eager", "sdpa", "flash_attention_2"] = "auto"  # auto: transformers picks
     max_length: Positive | None = None  # prompt + completion; left out: the model's own
     trust_remote_code: bool = False  # run code that comes with the model
 
@@ -77,22 +71,16 @@ Task = ReverseTask | SingleTurnTask | CustomTask
 
 
 class Buffer(Section):
-    url: str = (
-        "embedded"  # embedded (a Valkey server of the run's own), redis://, rediss://, unix://, memory://
-    )
+    url: str = "embedded"  # embedded (a Valkey server of the run's own), redis://, rediss://, unix://, memory://
     max_trajectory_age: NonNegative = 1  # hard bound in versions; 0 = synchronous. Flag: --max-trajectory-age
     over_age: Literal["wait", "drop"] = "wait"  # what happens to work that would be older
-    lookahead: Annotated[float, Meta(ge=1, le=2)] = (
-        1.5  # x groups_per_step oldest tickets the learner chooses from
-    )
+    lookahead: Annotated[float, Meta(ge=1, le=2)] = 1.5  # x groups_per_step oldest tickets the learner chooses from
     max_bytes: str | int = "4GiB"  # payloads held, reserved and kept for a rewind
 
 
 class TransformersEngine(Section):
     type: Literal["transformers"] = "transformers"
-    slots: Positive | None = (
-        None  # requests that decode at once; left out: as many as admission can fill, at most 256
-    )
+    slots: Positive | None = None  # requests that decode at once; left out: as many as admission can fill, at most 256
 
 
 class SimulatedEngine(Section):
