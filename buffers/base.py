@@ -137,7 +137,7 @@ class GroupHeader:
     length: float = 0.0  # mean sampled tokens per member
 
 
-PutResult = Literal["held", "duplicate", "returned", "stale", "refused"]
+PutResult = Literal["held", "duplicate", "returned", "ended", "refused"]
 FailKind = Literal["data", "filtered", "infrastructure", "cancelled"]
 
 
@@ -265,7 +265,7 @@ class Buffer(Protocol):
 
     async def put(self, member: Member, header: GroupHeader, payload: bytes) -> PutResult:
         """Hand a finished group over. `returned`: not usable (rewound weights, older than promised), will be issued
-        again. `stale`: over age on arrival, terminal. `refused`: another attempt or owner, counted."""
+        again. `ended`: terminal (over age on arrival, too large). `refused`: another attempt or owner, counted."""
 
     async def fail(
         self,
