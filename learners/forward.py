@@ -1,0 +1,243 @@
+"""Log-probs of packed sequences: many sequences back to back, no padding, no attention across them.
+
+Embeddings, projections and MLPs see one row of N tokens. Attention is the only place where tokens meet, so it is the
+only place that knows where sequences end: `packed_attention` is registered with transformers under `PACKED` and splits
+queries, keys and values there. Whether an architecture really does all its mixing there is not taken on trust:
+`pack_attention` compares it with the model's own attention before it is used, and says why where it cannot be.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, PreTrainedModel
+
+PACKED = "asyncrl_packed"
+
+# Attention pads sequences to the longest of their bucket. Down to this share of it, one call costs less than two.
+SHORTEST_IN_BUCKET = 0.75
+# Below this many tokens attention is all call overhead: such sequences share a bucket whatever their lengths.
+SHORT = 64
+
+# Rotary embeddings whose frequencies depend on the longest position in the batch: packing would couple sequences.
+BATCH_DEPENDENT_ROPE = {"dynamic", "longrope"}
+PACKABLE_LAYERS = {"full_attention", "sliding_attention", "attention"}
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where the sequences of a pack lie, worked out once per pass and used by every layer."""
+
+    lengths: tuple[int, ...]
+    buckets: tuple[tuple[Tensor, int, int], ...]  # (flat [rows * longest] positions in the pack, rows, longest)
+    back: Tensor | None  # [N] position of each token in the concatenated buckets; None: buckets are the pack itself
+
+    @classmethod
+    def of(cls, lengths: list[int], device: torch.device) -> Layout:
+        """lengths: tokens per sequence, in pack order."""
+        if len(set(lengths)) == 1:
+            everything = torch.arange(sum(lengths), device=device)
+            return cls(tuple(lengths), ((everything, len(lengths), lengths[0]),), None)
+        starts = [0]
+        for length in lengths[:-1]:
+            starts.append(starts[-1] + length)
+        buckets: list[tuple[Tensor, int, int]] = []
+        back = torch.empty(sum(lengths), dtype=torch.int64)
+        offset = 0
+        for rows in _buckets(lengths):
+            longest = lengths[rows[0]]
+            first = torch.tensor([starts[row] for row in rows])[:, None]
+            tokens = torch.tensor([lengths[row] for row in rows])[:, None]
+            column = torch.arange(longest)[None, :]
+            # Past a sequence's end its own last token is repeated: causal attention never looks there from before it.
+            positions = first + torch.minimum(column, tokens - 1)
+            real = column < tokens
+            back[positions[real]] = (offset + torch.arange(positions.numel()).view_as(positions))[real]
+            offset += positions.numel()
+            buckets.append((positions.flatten().to(device), len(rows), longest))
+        return cls(tuple(lengths), tuple(buckets), back.to(device))
+
+
+def _buckets(lengths: list[int]) -> Iterator[list[int]]:
+    """Row indices by descending length, cut where a row is much shorter than the first of its bucket."""
+    bucket: list[int] = []
+    for row in sorted(range(len(lengths)), key=lambda row: -lengths[row]):
+        if bucket and lengths[row] < SHORTEST_IN_BUCKET * lengths[bucket[0]] and lengths[bucket[0]] > SHORT:
+            yield bucket
+            bucket = []
+        bucket.append(row)
+    yield bucket
+
+
+# A context variable and not a keyword argument: older and remote model code does not pass unknown keywords down.
+_layout: ContextVar[Layout | None] = ContextVar("asyncrl_packed_layout", default=None)
+
+
+@contextmanager
+def _packed(layout: Layout) -> Iterator[None]:
+    token = _layout.set(layout)
+    try:
+        yield
+    finally:
+        _layout.reset(token)
+
+
+def packed_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """Causal attention within each sequence of the current pack; transformers' attention interface.
+
+    query [1, heads, N, head_dim], key and value [1, kv_heads, N, head_dim] -> [1, N, heads, head_dim]. The mask that
+    transformers made, if any, is ignored: it does not know the sequences. Keywords not named here that change the
+    result (sinks, position biases) are found by the comparison in `pack_attention`.
+    """
+    layout = _layout.get()
+    if layout is None:
+        raise RuntimeError(
+            f"attention {PACKED!r} works only inside asyncrl's token_logprobs; to call the model itself set `sdpa`"
+        )
+    if query.shape[0] != 1 or query.shape[2] != sum(layout.lengths):
+        raise RuntimeError(
+            f"packed attention got queries {tuple(query.shape)} for sequences of {layout.lengths} tokens"
+        )
+    groups = query.shape[1] // key.shape[1]
+    q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))  # [N, heads, head_dim]
+    outputs = []
+    for positions, rows, longest in layout.buckets:
+
+        def take(x: Tensor, positions: Tensor = positions, rows: int = rows, longest: int = longest) -> Tensor:
+            taken = x if layout.back is None else x.index_select(0, positions)
+            return taken.reshape(rows, longest, *x.shape[1:]).transpose(1, 2)
+
+        bucket_k, bucket_v = (take(x).repeat_interleave(groups, dim=1) if groups > 1 else take(x) for x in (k, v))
+        output = _causal(take(q), bucket_k, bucket_v, scaling, dropout, sliding_window, softcap)
+        outputs.append(output.transpose(1, 2).flatten(0, 1))
+    if layout.back is None:
+        return outputs[0][None], None
+    return torch.cat(outputs).index_select(0, layout.back)[None], None
+
+
+def _causal(
+    q: Tensor, k: Tensor, v: Tensor, scaling: float | None, dropout: float, window: int | None, softcap: float | None
+) -> Tensor:
+    """q, k, v [rows, heads, length, head_dim]; every row is causal from its own start."""
+    length = q.shape[2]
+    windowed = window is not None and window < length
+    if not windowed and softcap is None:
+        return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=length > 1, scale=scaling)
+    distance = torch.arange(length, device=q.device)
+    distance = distance[:, None] - distance[None, :]
+    seen = distance >= 0
+    if window is not None:
+        seen &= distance < window
+    if softcap is None:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=seen, dropout_p=dropout, scale=scaling)
+    scores = q @ k.transpose(2, 3) * (q.shape[-1] ** -0.5 if scaling is None else scaling)
+    scores = (softcap * torch.tanh(scores / softcap)).masked_fill(~seen, -math.inf)
+    weights = F.dropout(torch.softmax(scores, dim=-1, dtype=torch.float32), p=dropout)
+    return weights.to(v.dtype) @ v
+
+
+ALL_ATTENTION_FUNCTIONS.register(PACKED, packed_attention)
+
+
+def pack_attention(model: PreTrainedModel) -> str | None:
+    """Switch `model` to packed attention. None = done; else it is left as it was, and this is the reason.
+
+    A model that stays as it was is computed by `token_logprobs` one sequence at a time: slower, as exact. Recurrent
+    layers, ALiBi, code that comes with a model: whatever couples tokens outside the attention interface differs
+    from the model's own attention on two short sequences, and is refused here.
+    """
+    before = model.config._attn_implementation
+    if before == PACKED:
+        return None
+    text = model.config.get_text_config()
+    layers = set(getattr(text, "layer_types", None) or ()) - PACKABLE_LAYERS
+    if layers:
+        return f"it has layers of type {', '.join(sorted(layers))}"
+    rope = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None) or {}
+    kinds = {str(part.get("rope_type")) for part in (rope, *rope.values()) if isinstance(part, dict)}
+    if kinds & BATCH_DEPENDENT_ROPE:
+        return (
+            f"its rotary embedding ({', '.join(sorted(kinds & BATCH_DEPENDENT_ROPE))}) depends on the longest sequence"
+        )
+
+    generator = torch.Generator().manual_seed(0)
+    token_ids = torch.randint(0, text.vocab_size, (8,), generator=generator).to(model.device)
+    cu_seqlens = torch.tensor([0, 5, 8])
+    with torch.no_grad():
+        expected = token_logprobs(model, token_ids, cu_seqlens)
+        try:
+            model.set_attn_implementation(PACKED)
+            if model.config._attn_implementation != PACKED:
+                return "its attention cannot be replaced"
+            found = token_logprobs(model, token_ids, cu_seqlens)
+        except (TypeError, ValueError, RuntimeError) as error:
+            model.set_attn_implementation(before)
+            return f"packed attention fails in it: {str(error).splitlines()[0]}"
+    # Float32 noise is 1e-6, a missing mask or bias 1e-2 and more; half precision is noisier by its own rounding.
+    tolerance = 1e-4 if _compute_dtype(model) == torch.float32 else 5e-2
+    difference = float((found - expected).abs().max())
+    if not difference <= tolerance:
+        model.set_attn_implementation(before)
+        return f"its log-probs differ by {difference:.2g} when sequences are packed"
+    return None
+
+
+def token_logprobs(
+    model: PreTrainedModel, token_ids: Tensor, cu_seqlens: Tensor, *, temperature: float = 1.0
+) -> Tensor:
+    """Log-prob (nats) of each token given its predecessors in its own sequence; differentiable.
+
+    token_ids int64 [N]: sequences back to back. cu_seqlens int64 [rows + 1]: sequence r is [cu[r], cu[r + 1]).
+    Returns float32 [N]: log softmax(logits / temperature) at the token; 0 at the first token of each sequence, which
+    nothing predicts. Raises ValueError if cu_seqlens does not describe token_ids.
+    """
+    cu = cu_seqlens.tolist()
+    lengths = [end - start for start, end in itertools.pairwise(cu)]
+    if not lengths or cu[0] != 0 or cu[-1] != token_ids.numel() or min(lengths) < 1:
+        raise ValueError(
+            f"cu_seqlens {cu} does not describe {token_ids.numel()} tokens: ascending, from 0 to their number"
+        )
+    dtype = _compute_dtype(model)
+    with torch.autocast(token_ids.device.type, dtype=dtype, enabled=dtype != torch.float32):
+        if model.config._attn_implementation == PACKED:
+            positions = torch.cat([torch.arange(length) for length in lengths]).to(token_ids.device)
+            with _packed(Layout.of(lengths, token_ids.device)):
+                logits = model(input_ids=token_ids[None], position_ids=positions[None], use_cache=False).logits[0]
+        else:
+            sequences = torch.split(token_ids, lengths)
+            logits = torch.cat([model(input_ids=ids[None], use_cache=False).logits[0] for ids in sequences])
+    # logits[i] predict token i + 1. `picked - logsumexp` is log_softmax without a second [N, vocabulary] tensor.
+    logits = logits[:-1].float()
+    if temperature != 1.0:
+        logits = logits / temperature
+    picked = logits.gather(1, token_ids[1:, None]).squeeze(1)
+    logprobs = F.pad(picked - torch.logsumexp(logits, dim=1), (1, 0))
+    first = torch.zeros_like(token_ids, dtype=torch.bool)
+    first[torch.tensor(cu[:-1], device=token_ids.device)] = True
+    return logprobs.masked_fill(first, 0.0)
+
+
+def _compute_dtype(model: PreTrainedModel) -> torch.dtype:
+    """What matrix products run in (`model.compute_dtype`, set by `load_model`); parameters stay float32."""
+    dtype: torch.dtype = getattr(model, "compute_dtype", torch.float32)
+    return dtype

@@ -1,0 +1,87 @@
+"""Loading the model a learner trains."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+
+from asyncrl.learners.forward import PACKED, pack_attention
+
+log = logging.getLogger(__name__)
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "spiece.model")
+
+
+class ModelError(RuntimeError):
+    """The model cannot be loaded; one to three lines that name the value and the fix."""
+
+
+def load_model(
+    path: str | Path, dtype: str, attn: str, *, trust_remote_code: bool = False, revision: str | None = None
+) -> PreTrainedModel:
+    """A causal language model ready for `token_logprobs`, from a folder or a Hugging Face id.
+
+    dtype: "float32" or "bfloat16", what products are computed in; parameters are float32 in either case, since an
+    update of 1e-6 is below bfloat16's resolution and would be lost. attn: "auto" and "sdpa" pack sequences where the
+    architecture allows it (logged where not); "eager" and "flash_attention_2" run one sequence at a time.
+
+    The model is in evaluation mode, for good: dropout would make the learner's log-prob differ from the behaviour's at
+    equal weights, so that the importance ratio would correct noise. Gradients flow all the same.
+    Raises ModelError.
+    """
+    name = str(path)
+    arguments: dict[str, Any] = {"trust_remote_code": trust_remote_code, "revision": revision}
+    looks_local = isinstance(path, Path) or name.startswith((".", "/", "~"))
+    if looks_local:
+        folder = Path(path).expanduser()
+        if not (folder / "config.json").is_file():
+            missing = "holds no config.json" if folder.is_dir() else "is not a folder"
+            raise ModelError(
+                f"model.path: {name} {missing}\nGive a folder written by save_pretrained, or a Hugging Face id."
+            )
+        name = str(folder)
+    try:
+        config = AutoConfig.from_pretrained(name, **arguments)
+    except (OSError, ValueError) as error:
+        raise ModelError(f"model.path: cannot read the configuration of {name}: {_first_line(error)}") from error
+    if type(config) not in AutoModelForCausalLM._model_mapping and "AutoModelForCausalLM" not in (
+        getattr(config, "auto_map", None) or {}
+    ):
+        raise ModelError(f"model.path: {name} is a {config.model_type} model, not a causal language model")
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            name, dtype=torch.float32, attn_implementation=None if attn == "auto" else attn, **arguments
+        )
+    except (OSError, ValueError, ImportError) as error:
+        raise ModelError(f"model.path: cannot load {name} with attention {attn!r}: {_first_line(error)}") from error
+    model.compute_dtype = getattr(torch, dtype)
+    model.train(False)
+    model.requires_grad_(True)
+    reason = pack_attention(model) if attn in ("auto", "sdpa") else f"model.attn_implementation is {attn}"
+    if reason is not None:
+        log.warning("%s runs one sequence at a time, not packed: %s", name, reason)
+    return model
+
+
+def load_tokenizer(path: str | Path, *, trust_remote_code: bool = False, revision: str | None = None) -> Any:
+    """The tokenizer that belongs to the model; ModelError where there is none."""
+    try:
+        return AutoTokenizer.from_pretrained(str(path), trust_remote_code=trust_remote_code, revision=revision)
+    except (OSError, ValueError, KeyError, AttributeError) as error:
+        raise ModelError(
+            f"model.path: {path} has no tokenizer that transformers can load: {_first_line(error)}\n"
+            f"Save one beside the weights (tokenizer.save_pretrained); looked for {', '.join(TOKENIZER_FILES)}."
+        ) from error
+
+
+def is_packed(model: PreTrainedModel) -> bool:
+    """Whether sequences are computed side by side rather than one at a time."""
+    return bool(model.config._attn_implementation == PACKED)
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
