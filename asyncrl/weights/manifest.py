@@ -66,7 +66,7 @@ class TensorSpec(msgspec.Struct, frozen=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One version: its tensors in order, tied aliases (alias -> source; they have no bytes) and the combined checksum."""
+    """One version: its tensors in order, tied aliases (alias -> source, without bytes) and the combined checksum."""
 
     tensors: tuple[TensorSpec, ...]
     tied: dict[str, str]
@@ -80,7 +80,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def model_tensors(model: torch.nn.Module) -> tuple[list[tuple[str, torch.Tensor]], dict[str, str]]:
-    """All that distinguishes one version of `model` from another: parameters and persistent buffers in state_dict order.
+    """What distinguishes one version of `model` from another: parameters, persistent buffers, in state_dict order.
 
     Returns ([(name, tensor), ...], {alias: source}). Tensors are live (detached, no copies). A tensor that is the same
     memory, seen the same way, as an earlier one is its alias and not listed: a tied head has no bytes of its own.
@@ -103,7 +103,7 @@ def model_tensors(model: torch.nn.Module) -> tuple[list[tuple[str, torch.Tensor]
 
 
 def tensor_bytes(name: str, tensor: torch.Tensor) -> memoryview:
-    """The tensor's elements in row-major order as a flat byte view. Copies only what is not contiguous or not on the CPU.
+    """The tensor's elements in row-major order as a flat byte view. Copies only if not contiguous or not on the CPU.
 
     Raises WeightsError for a layout or dtype that has no plain bytes.
     """
@@ -113,7 +113,7 @@ def tensor_bytes(name: str, tensor: torch.Tensor) -> memoryview:
             f"dense tensors with memory and of one of these types can be published: {', '.join(DTYPES)}"
         )
     flat = tensor.detach().cpu().contiguous().reshape(-1)
-    return memoryview(flat.view(torch.uint8).numpy())
+    return flat.view(torch.uint8).numpy().data
 
 
 def describe(name: str, tensor: torch.Tensor, content: memoryview, *, offset: int) -> TensorSpec:
@@ -215,7 +215,7 @@ def check_fits(model: torch.nn.Module, staged: StagedWeights) -> None:
 
 
 def verify_served(model: torch.nn.Module, checksum: str) -> None:
-    """Prove that the live `model` is bit for bit the version whose combined checksum was announced. Raises WeightsError."""
+    """Prove that the live `model` is, bit for bit, the version with this combined checksum. Raises WeightsError."""
     tensors, _ = model_tensors(model)
     found = combined_checksum(tensors)
     if found != checksum:
