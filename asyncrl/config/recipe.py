@@ -1,4 +1,4 @@
-"""The recipe: what a run is, section by section. Each field's doc stands beside it and is what `--dry-run` explains.
+"""The recipe: what a run is, section by section. Each field's doc stands beside it; `docs/recipe.md` shows them all.
 
 Structs hold values that are already checked for type and range; rules that cross fields are in `checks.py`.
 """
@@ -16,10 +16,10 @@ Seconds = Annotated[float, Meta(gt=0)]
 
 
 class Section(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
-    """Base of every section: unknown keys fail, values do not change after loading."""
+    """Base of every section: unknown keys fail, values do not change after loading. (`kw_only` is not inherited.)"""
 
 
-class Run(Section):
+class Run(Section, frozen=True, kw_only=True):
     name: str = "tiny-reverse"  # the run's name in the store and the stem of its folder
     output_dir: str | None = None  # the run's own folder; left out: runs/<name>-<date>-<n>
     max_steps: Positive = 60  # learner steps
@@ -28,7 +28,7 @@ class Run(Section):
     no_progress_s: Seconds = 1800.0  # no step for so long ends the run with the name of what it waits for
 
 
-class Model(Section):
+class Model(Section, frozen=True, kw_only=True):
     path: str = "builtin:tiny"  # builtin:tiny (made, warm-started once and cached), a folder, or a Hugging Face id
     revision: str | None = None  # of a Hugging Face id
     dtype: Literal["float32", "bfloat16"] = "float32"  # what is computed and served; the learner keeps float32 masters
@@ -37,7 +37,7 @@ class Model(Section):
     trust_remote_code: bool = False  # run code that comes with the model
 
 
-class DataSource(Section):
+class DataSource(Section, frozen=True, kw_only=True):
     train: str  # a JSONL file
     heldout: str | None = None  # a JSONL file; left out: one row in ten of `train`, chosen by hash of the row
     prompt: str = "prompt"  # column: a string, or a list of messages
@@ -45,24 +45,24 @@ class DataSource(Section):
     shuffle: bool = True  # by run.seed and epoch; false: file order
 
 
-class RewardPart(Section):
+class RewardPart(Section, frozen=True, kw_only=True):
     type: Literal["exact"]  # exact: the stripped answer equals the row's, and the model ended it itself
     weight: float = 1.0
 
 
-class ReverseTask(Section):
+class ReverseTask(Section, frozen=True, kw_only=True):
     type: Literal["reverse"] = "reverse"
     digits: tuple[Positive, Positive] = (3, 6)  # shortest and longest string
 
 
-class SingleTurnTask(Section):
+class SingleTurnTask(Section, frozen=True, kw_only=True):
     type: Literal["single-turn"] = "single-turn"
     data: DataSource
     system_prompt: str | None = None
     rewards: list[RewardPart] = field(default_factory=lambda: [RewardPart(type="exact")])
 
 
-class CustomTask(Section):
+class CustomTask(Section, frozen=True, kw_only=True):
     type: str  # module:Class, importable from the working folder
     args: dict[str, Any] = {}  # keyword arguments of the class
 
@@ -70,7 +70,7 @@ class CustomTask(Section):
 Task = ReverseTask | SingleTurnTask | CustomTask
 
 
-class Buffer(Section):
+class Buffer(Section, frozen=True, kw_only=True):
     url: str = "embedded"  # embedded (a Valkey server of the run's own), redis://, rediss://, unix://, memory://
     max_trajectory_age: NonNegative = 1  # hard bound in versions; 0 = synchronous. Flag: --max-trajectory-age
     over_age: Literal["wait", "drop"] = "wait"  # what happens to work that would be older
@@ -78,13 +78,13 @@ class Buffer(Section):
     max_bytes: str | int = "4GiB"  # payloads held, reserved and kept for a rewind
 
 
-class TransformersEngine(Section):
+class TransformersEngine(Section, frozen=True, kw_only=True):
     type: Literal["transformers"] = "transformers"
     slots: Positive | None = None  # requests that decode at once; left out: as many as admission can fill, at most 256
 
 
-class SimulatedEngine(Section):
-    """No model: lengths are a pure function of seed, ticket and member, each token takes a fixed time. For benchmarks."""
+class SimulatedEngine(Section, frozen=True, kw_only=True):
+    """No model, for benchmarks: lengths are a pure function of seed, ticket and member; a token takes a fixed time."""
 
     type: Literal["simulated"] = "simulated"
     slots: Positive = 256
@@ -96,16 +96,14 @@ class SimulatedEngine(Section):
 Engine = TransformersEngine | SimulatedEngine
 
 
-class SamplingConfig(Section):
+class SamplingConfig(Section, frozen=True, kw_only=True):
     temperature: Annotated[float, Meta(gt=0)] = 1.0
-    top_p: Annotated[float, Meta(gt=0, le=1)] = (
-        1.0  # only 1.0 so far: behaviour logprobs under truncation are not exact yet
-    )
+    top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0  # only 1.0 so far: logprobs under truncation are not exact yet
     top_k: int = -1  # only -1 so far, for the same reason
     max_tokens: Positive = 8
 
 
-class Collector(Section):
+class Collector(Section, frozen=True, kw_only=True):
     engine: Engine = field(default_factory=TransformersEngine)
     engines: Positive = 1  # engines in one collector process
     group_size: Positive = 8  # completions per prompt
@@ -115,12 +113,12 @@ class Collector(Section):
     group_timeout_s: Seconds = 300.0  # no token or score of a group for so long: it is returned
 
 
-class Checkpoint(Section):
+class Checkpoint(Section, frozen=True, kw_only=True):
     every_steps: Positive = 20  # and at the end
     keep_last: Positive = 2
 
 
-class Learner(Section):
+class Learner(Section, frozen=True, kw_only=True):
     ranks: Literal[1] = 1
     groups_per_step: Positive = 16  # prompts per step
     learning_rate: Annotated[float, Meta(gt=0)] = 1e-3
@@ -133,27 +131,27 @@ class Learner(Section):
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
 
 
-class Objective(Section):
+class Objective(Section, frozen=True, kw_only=True):
     preset: Literal["grpo"] = "grpo"  # group baseline, PPO clip against the behaviour logprobs, token mean
     advantage: Literal["group-mean-std", "group-mean", "leave-one-out"] = "group-mean-std"
     epsilon: Annotated[float, Meta(gt=0, lt=1)] = 0.2  # ratio is clipped below 1 - epsilon ...
     epsilon_high: Annotated[float, Meta(gt=0)] = 0.28  # ... and above 1 + epsilon_high
 
 
-class WeightsConfig(Section):
+class WeightsConfig(Section, frozen=True, kw_only=True):
     transport: Literal["auto", "shm"] = "auto"
     publish_every: Positive = 1  # versions
     update: Literal["keep", "recompute"] = "keep"  # the KV of running requests when weights change under them
     deadline_s: Seconds = 120.0  # of each phase of a transfer
 
 
-class Eval(Section):
+class Eval(Section, frozen=True, kw_only=True):
     at_start: bool = True
     at_end: bool = True
     prompts: Positive = 128  # held-out rows, one sampled answer each
 
 
-class Recipe(Section):
+class Recipe(Section, frozen=True, kw_only=True):
     extends: str | None = None  # resolved by the loader, kept for the record
     run: Run = field(default_factory=Run)
     model: Model = field(default_factory=Model)

@@ -1,0 +1,164 @@
+"""Rules that cross fields, and what a recipe points at. All cheap; all before anything heavy starts."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from asyncrl.config.derived import derive
+from asyncrl.config.errors import RecipeError, quoted
+from asyncrl.config.recipe import CustomTask, Recipe, ReverseTask, SingleTurnTask
+from asyncrl.config.sizes import size_text
+
+URL_SCHEMES = ("redis", "rediss", "unix", "memory")
+
+_RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_CLASS = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
+
+
+def check(recipe: Recipe) -> None:
+    """Raise RecipeError for the first rule this recipe breaks. Touches no file and no network."""
+    _check_run(recipe)
+    _check_task(recipe)
+    _check_buffer(recipe)
+    _check_sampling(recipe)
+    _check_learner(recipe)
+    _check_times(recipe)
+
+
+def check_files(recipe: Recipe) -> None:
+    """Raise RecipeError where the recipe names a data file or model folder that this machine does not have."""
+    if isinstance(recipe.task, SingleTurnTask):
+        for name in ("train", "heldout"):
+            path = getattr(recipe.task.data, name)
+            if path is not None and not Path(path).expanduser().is_file():
+                raise RecipeError(
+                    f"task.data.{name} is {quoted(path)}; there is no such file. Paths are taken from the working "
+                    f"folder, {Path.cwd()}"
+                )
+    path = recipe.model.path
+    if path.startswith((".", "/", "~")) and not Path(path).expanduser().is_dir():
+        raise RecipeError(
+            f"model.path is {quoted(path)}; there is no such folder. Write builtin:tiny, a folder, or a Hugging Face "
+            "id such as Qwen/Qwen3-0.6B"
+        )
+
+
+def check_processes(recipe: Recipe) -> None:
+    """Raise RecipeError where the recipe cannot be run by more than one process."""
+    if recipe.buffer.url.startswith("memory:"):
+        raise RecipeError(
+            f"buffer.url is {quoted(recipe.buffer.url)}, which lives inside one process, but collector and learner are "
+            "processes of their own. Use embedded, or redis://, rediss:// or unix://"
+        )
+
+
+def _check_run(recipe: Recipe) -> None:
+    if not _RUN_NAME.fullmatch(recipe.run.name):
+        raise RecipeError(
+            f"run.name is {quoted(recipe.run.name)}; it names a folder and keys of the store. Use letters, digits, "
+            "`.`, `_` and `-`, at most 64, the first a letter or digit"
+        )
+    path = recipe.model.path
+    if path.startswith("builtin:") and path != "builtin:tiny":
+        raise RecipeError(f"model.path is {quoted(path)}; the one built-in model is builtin:tiny")
+    if not path:
+        raise RecipeError("model.path is empty; write builtin:tiny, a folder or a Hugging Face id")
+
+
+def _check_task(recipe: Recipe) -> None:
+    task = recipe.task
+    if isinstance(task, CustomTask) and not _CLASS.fullmatch(task.type):
+        raise RecipeError(f"task.type is {quoted(task.type)}; write module:Class, such as my_task:MyTask")
+    if isinstance(task, SingleTurnTask) and not task.rewards:
+        raise RecipeError("task.rewards is []; name at least one, such as [{type: exact}]")
+    if isinstance(task, ReverseTask):
+        shortest, longest = task.digits
+        if shortest > longest:
+            raise RecipeError(f"task.digits is [{shortest}, {longest}]; write the shorter length first")
+        tokens = recipe.collector.sampling.max_tokens
+        if recipe.model.path == "builtin:tiny" and tokens < longest + 1:
+            raise RecipeError(
+                f"collector.sampling.max_tokens is {tokens}, but an answer of {longest} digits (task.digits) needs "
+                f"{longest + 1} with its end token; use {longest + 1} or more"
+            )
+
+
+def _check_buffer(recipe: Recipe) -> None:
+    buffer = recipe.buffer
+    _check_url(buffer.url)
+    # Collectors at the last published version may start groups for k versions more; later weights would never come.
+    most = buffer.max_trajectory_age + 1
+    if recipe.weights.publish_every > most:
+        raise RecipeError(
+            f"weights.publish_every is {recipe.weights.publish_every} with buffer.max_trajectory_age "
+            f"{buffer.max_trajectory_age}: collectors would wait for weights that come too late. Use {most} or less"
+        )
+    derived = derive(recipe)
+    if derived.max_bytes < derived.reserved_bytes:
+        raise RecipeError(
+            f"buffer.max_bytes is {size_text(derived.max_bytes)}, but (max_trajectory_age + 1) x groups_per_step = "
+            f"{most * recipe.learner.groups_per_step} groups of up to {size_text(derived.group_bytes)} need "
+            f"{size_text(derived.reserved_bytes)}: a step could never be filled.\n"
+            "Raise buffer.max_bytes, or lower model.max_length, collector.sampling.max_tokens or collector.group_size"
+        )
+
+
+def _check_url(url: str) -> None:
+    if url == "embedded":
+        return
+    try:
+        parts = urlsplit(url)
+        _ = parts.port
+    except ValueError as error:
+        raise RecipeError(f"buffer.url is {quoted(url)}; it is not a URL ({error})") from None
+    if parts.scheme not in URL_SCHEMES:
+        raise RecipeError(
+            f"buffer.url is {quoted(url)}; write embedded, redis://host:6379/0, rediss://..., unix:///path or memory://"
+        )
+    if parts.scheme in ("redis", "rediss") and not parts.hostname:
+        raise RecipeError(f"buffer.url is {quoted(url)}; it names no host. Write {parts.scheme}://host:6379/0")
+    if parts.scheme == "unix" and not parts.path.startswith("/"):
+        raise RecipeError(f"buffer.url is {quoted(url)}; a socket has an absolute path. Write unix:///path/to/socket")
+
+
+def _check_sampling(recipe: Recipe) -> None:
+    sampling = recipe.collector.sampling
+    reason = "recorded logprobs under truncated sampling are not exact yet, and the correction divides by them"
+    if sampling.top_p != 1.0:
+        raise RecipeError(f"collector.sampling.top_p is {sampling.top_p}; only 1.0 is served: {reason}")
+    if sampling.top_k != -1:
+        raise RecipeError(f"collector.sampling.top_k is {sampling.top_k}; only -1 (off) is served: {reason}")
+    longest = recipe.model.max_length
+    if longest is not None and sampling.max_tokens >= longest:
+        raise RecipeError(
+            f"collector.sampling.max_tokens is {sampling.max_tokens}, but model.max_length {longest} is prompt and "
+            "completion together; leave room for the prompt"
+        )
+
+
+def _check_learner(recipe: Recipe) -> None:
+    learner = recipe.learner
+    if recipe.collector.group_size == 1:
+        raise RecipeError(
+            f"collector.group_size is 1, but objective.advantage {recipe.objective.advantage} compares the answers to "
+            "one prompt with each other: every advantage would be 0. Use 2 or more"
+        )
+    if not all(0 <= beta < 1 for beta in learner.betas):
+        raise RecipeError(f"learner.betas is {quoted(learner.betas)}; each must be 0 or more and less than 1")
+
+
+def _check_times(recipe: Recipe) -> None:
+    run, collector = recipe.run, recipe.collector
+    if collector.score_timeout_s >= collector.group_timeout_s:
+        raise RecipeError(
+            f"collector.score_timeout_s is {collector.score_timeout_s}, but a group without progress for "
+            f"collector.group_timeout_s {collector.group_timeout_s} is given back: no slow score could ever end. "
+            "Make it less"
+        )
+    if collector.group_timeout_s >= run.no_progress_s:
+        raise RecipeError(
+            f"collector.group_timeout_s is {collector.group_timeout_s}, but the run ends after run.no_progress_s "
+            f"{run.no_progress_s} without a step: a stuck group could never be given back. Make it less"
+        )

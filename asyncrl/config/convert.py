@@ -1,0 +1,212 @@
+"""A document to the recipe's structs, strictly: nothing is guessed, every refusal names key, value and fix."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import types
+import typing
+from collections.abc import Mapping
+from functools import cache
+from typing import Any, TypeVar, Union
+
+import msgspec
+
+from asyncrl.config.errors import RecipeError, quoted
+from asyncrl.config.recipe import CustomTask, Recipe, Section
+from asyncrl.config.sizes import size_bytes, size_text
+from asyncrl.config.unknown_keys import unknown_key
+from asyncrl.config.yaml_text import number, scalar
+
+S = TypeVar("S", bound=Section)
+
+LATER_TYPES = {"collector.engine.type": ("vllm", "sglang")}
+"""Types of a union that asyncrl will have and this version has not."""
+
+LATER_VALUES: dict[str, tuple[str, ...]] = {
+    "buffer.over_age": ("mask", "requeue"),
+    "weights.transport": ("cuda-ipc", "collective", "file", "delta"),
+    "weights.update": ("drain", "abort-and-continue"),
+    "objective.preset": ("dapo",),
+}
+SIZES = ("buffer.max_bytes",)
+
+
+def convert(document: Mapping[str, Any]) -> Recipe:
+    """The recipe a document describes. Raises RecipeError for the first key that is unknown, missing or of a wrong type
+    or range. Rules that cross keys are in `checks`."""
+    return _section(Recipe, document, "")
+
+
+def _section(struct: type[S], value: Any, path: str) -> S:
+    if not isinstance(value, Mapping):
+        raise RecipeError(
+            f"{path or 'the recipe'} is {quoted(value)}; it must be a mapping with keys out of: "
+            f"{', '.join(struct.__struct_fields__)}"
+        )
+    hints = typing.get_type_hints(struct, include_extras=True)
+    values: dict[str, Any] = {}
+    for name, item in value.items():
+        key = f"{path}.{name}" if path else name
+        if name not in hints:
+            raise unknown_key(key, item, siblings=struct.__struct_fields__, every_key=every_key())
+        values[name] = _value(hints[name], item, key)
+    for field in msgspec.structs.fields(struct):
+        if field.required and field.name not in values:
+            raise RecipeError(f"{path}.{field.name} is missing; {path} needs it")
+    return struct(**values)
+
+
+def _value(hint: Any, value: Any, key: str) -> Any:
+    members = _section_types(hint)
+    if len(members) > 1:
+        return _union(members, value, key)
+    if members:
+        return _section(members[0], value, key)
+    if typing.get_origin(hint) is list and _section_types(typing.get_args(hint)[0]):
+        if not isinstance(value, list):
+            raise RecipeError(f"{key} is {quoted(value)}; it must be a list")
+        return [_value(typing.get_args(hint)[0], item, f"{key}[{n}]") for n, item in enumerate(value)]
+    return _leaf(hint, value, key)
+
+
+def _section_types(hint: Any) -> tuple[type[Section], ...]:
+    """The section structs of a field's type: one, the members of a union, or none for a plain value."""
+    options = typing.get_args(hint) if typing.get_origin(hint) in (Union, types.UnionType) else (hint,)
+    return tuple(option for option in options if isinstance(option, type) and issubclass(option, Section))
+
+
+def _union(members: tuple[type[Section], ...], value: Any, key: str) -> Section:
+    """The member that `type` names; left out, the first one. A key of another member says whose it is."""
+    if not isinstance(value, Mapping):
+        raise RecipeError(f"{key} is {quoted(value)}; it must be a mapping that starts with `type:`")
+    named = {_type_name(member): member for member in members}
+    chosen = value.get("type", next(iter(named)))
+    if isinstance(chosen, str) and chosen in named:
+        member = named[chosen]
+    elif isinstance(chosen, str) and ":" in chosen and CustomTask in members:
+        member = CustomTask
+    else:
+        raise _no_such_type(f"{key}.type", chosen, [name or "module:Class" for name in named])
+    for name in value:
+        owners = [other for other, fields in named.items() if name in fields.__struct_fields__]
+        if name not in member.__struct_fields__ and owners:
+            owner = owners[0] or "module:Class"
+            said = f"this {key.rpartition('.')[2]} is {chosen}" + ("" if "type" in value else " (no `type:` is given)")
+            raise RecipeError(
+                f"{key}.{name} belongs to type {owner}, and {said}. Remove it, or write `type: {owner}` first"
+            )
+    return _section(member, value, key)
+
+
+def _type_name(member: type[Section]) -> str:
+    """`transformers` of `type: Literal["transformers"]`; "" where the type is free text (module:Class)."""
+    literal = typing.get_args(typing.get_type_hints(member)["type"])
+    return str(literal[0]) if literal else ""
+
+
+def _no_such_type(key: str, chosen: Any, names: list[str]) -> RecipeError:
+    said = f"{key} is {quoted(chosen)}; it must be one of {', '.join(names)}"
+    if chosen in LATER_TYPES.get(key, ()):
+        return RecipeError(f"{said}. This version does not have {chosen} yet")
+    close = difflib.get_close_matches(chosen, names, n=1) if isinstance(chosen, str) else []
+    return RecipeError(f"{said}. Did you mean {close[0]}?" if close else said)
+
+
+def _leaf(hint: Any, value: Any, key: str) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        raise RecipeError(f"{key} is {number(value)}; it must be a finite number")
+    try:
+        converted = msgspec.convert(value, hint, strict=True)
+        if key in SIZES:
+            converted = size_text(size_bytes(converted))
+    except msgspec.ValidationError:
+        info = msgspec.inspect.type_info(hint)
+        raise RecipeError(f"{key} is {quoted(value)}; it must be {allowed(info)}{_fix(info, value, key)}") from None
+    except ValueError as error:
+        raise RecipeError(f"{key} is {quoted(value)}; {error}") from None
+    return converted
+
+
+def allowed(info: msgspec.inspect.Type) -> str:
+    """A type and its range in words.
+
+    >>> allowed(msgspec.inspect.type_info(structs.Positive)), allowed(msgspec.inspect.type_info(float | None))
+    ('a whole number of 1 or more', 'a number, or null')
+    """
+    match info:
+        case msgspec.inspect.IntType():
+            return "a whole number" + _range(info)
+        case msgspec.inspect.FloatType():
+            return "a number" + _range(info)
+        case msgspec.inspect.StrType():
+            return "text"
+        case msgspec.inspect.BoolType():
+            return "true or false"
+        case msgspec.inspect.NoneType():
+            return "null"
+        case msgspec.inspect.LiteralType(values=(only,)):
+            return str(only)
+        case msgspec.inspect.LiteralType(values=values):
+            return f"one of {', '.join(map(str, values))}"
+        case msgspec.inspect.TupleType(item_types=items):
+            return f"a list of {len(items)}, each {allowed(items[0])}"
+        case msgspec.inspect.UnionType(types=options):
+            return ", or ".join(allowed(option) for option in options)
+        case msgspec.inspect.DictType():
+            return "a mapping"
+    return "a list"
+
+
+def _range(info: msgspec.inspect.IntType | msgspec.inspect.FloatType) -> str:
+    low = f"{info.ge} or more" if info.ge is not None else f"more than {info.gt}" if info.gt is not None else ""
+    high = f"at most {info.le}" if info.le is not None else f"less than {info.lt}" if info.lt is not None else ""
+    return f" of {low}{' and ' if low and high else ''}{high}" if low or high else ""
+
+
+def _fix(info: msgspec.inspect.Type, value: Any, key: str) -> str:
+    """What to write instead, where one can tell."""
+    options = info.types if isinstance(info, msgspec.inspect.UnionType) else (info,)
+    if isinstance(value, str):
+        meant = scalar(value)
+        numeric = any(isinstance(option, msgspec.inspect.IntType | msgspec.inspect.FloatType) for option in options)
+        if numeric and isinstance(meant, int | float) and not isinstance(meant, bool):
+            return f". Write {number(meant)} without quotes"
+        if any(isinstance(option, msgspec.inspect.BoolType) for option in options):
+            words = {"yes": "true", "on": "true", "true": "true", "no": "false", "off": "false", "false": "false"}
+            return f". Write {words[value.lower()]}" if value.lower() in words else ""
+        if value in LATER_VALUES.get(key, ()):
+            return f". This version does not have {value} yet"
+        names = [str(name) for o in options if isinstance(o, msgspec.inspect.LiteralType) for name in o.values]
+        close = difflib.get_close_matches(value, names, n=1)
+        return f". Did you mean {close[0]}?" if close else ""
+    if isinstance(value, float) and value.is_integer():
+        return f". Write {int(value)}"
+    if isinstance(value, bool | int | float) and any(isinstance(option, msgspec.inspect.StrType) for option in options):
+        return f'. Write "{quoted(value)}" in quotes'
+    return _default_hint(key)
+
+
+def _default_hint(key: str) -> str:
+    default: Any = Recipe()
+    for part in key.split("."):
+        default = getattr(default, part, None)
+    return "" if default is None or isinstance(default, Section) else f". Left out, it is {quoted(default)}"
+
+
+@cache
+def every_key() -> tuple[str, ...]:
+    """All dotted keys a recipe can have, sections and every union's members included."""
+    return tuple(dict.fromkeys(_keys(Recipe, "")))
+
+
+def _keys(struct: type[Section], prefix: str) -> list[str]:
+    keys: list[str] = []
+    for name, hint in typing.get_type_hints(struct, include_extras=True).items():
+        if name.startswith("__"):
+            continue
+        keys.append(prefix + name)
+        inner = typing.get_args(hint)[0] if typing.get_origin(hint) is list else hint
+        for member in _section_types(inner):
+            keys += _keys(member, f"{prefix}{name}.")
+    return keys

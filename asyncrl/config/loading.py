@@ -1,0 +1,199 @@
+"""From a name or path to a checked recipe.
+
+Precedence: defaults < recipe (over what it `extends`) < `--set section.key=value` < named flags. Environment variables
+are read last, in the values that are left: one that only an overridden value needs may be unset.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from asyncrl.config.checks import check, check_files, check_processes
+from asyncrl.config.convert import convert
+from asyncrl.config.environment import expand
+from asyncrl.config.errors import RecipeError, quoted
+from asyncrl.config.identity import HOST_LOCAL
+from asyncrl.config.merge import differing_keys, flatten, merge
+from asyncrl.config.overrides import flag_document, override_document
+from asyncrl.config.recipe import Recipe, to_builtins
+from asyncrl.config.secrets import masked
+from asyncrl.config.yaml_text import YamlTextError, parse
+
+DEFAULT_RECIPE = "tiny-reverse"
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A recipe and where it came from.
+
+    document: the recipe as plain mappings, defaults included; passwords are in it, `secrets.masked` shows it.
+    source: the packaged name or the path. parent_diff: the keys in which it differs from its parent, which is what
+    `extends:` names, or, without one, the recipe as written, before `--set` and flags.
+    """
+
+    recipe: Recipe
+    document: dict[str, Any]
+    source: str
+    parent_diff: list[str]
+
+
+def load_recipe(
+    name_or_path: str | None,
+    *,
+    overrides: Sequence[str] = (),
+    flags: Mapping[str, Any] | None = None,
+    environ: Mapping[str, str] | None = None,
+    single_process: bool = False,
+) -> Loaded:
+    """The checked recipe of a packaged name or a path; None is the packaged default.
+
+    overrides: `section.key=value` texts, as of `--set`. flags: values of named flags by their names, None = not given.
+    single_process: whether one process runs it all, which is what `memory://` needs. Raises RecipeError.
+    """
+    environ = os.environ if environ is None else environ
+    source = name_or_path or DEFAULT_RECIPE
+    written, parent = _read_chain(source, environ)
+    over = merge(override_document(overrides), flag_document(flags or {}))
+    if "extends" in over:
+        raise RecipeError("extends is a key of a recipe file; it cannot be set with --set")
+    recipe = convert(expand(merge(written, _without_empty_sections(over)), environ, key=""))
+    check(recipe)
+    if not single_process:
+        check_processes(recipe)
+    check_files(recipe)
+    document = to_builtins(recipe)
+    base = parent if parent is not None else written
+    return Loaded(recipe, document, source, _differences(base, document, environ))
+
+
+def recipe_from_document(document: Mapping[str, Any], *, overrides: Sequence[str] = ()) -> Recipe:
+    """The recipe a run keeps in its store, as a process that joins gets it.
+
+    overrides: `--set` texts; only keys in `HOST_LOCAL` may be set when joining. Raises RecipeError.
+    """
+    over = override_document(overrides)
+    for key in flatten(over):
+        if key not in HOST_LOCAL:
+            raise RecipeError(
+                f"--set {key}: a run's recipe is fixed when it is created; a process that joins may set only "
+                f"{', '.join(HOST_LOCAL)}"
+            )
+    recipe = convert(merge(document, over))
+    check(recipe)
+    return recipe
+
+
+def stored_document(recipe: Recipe) -> dict[str, Any]:
+    """What a run keeps of its recipe in the store, for `recipe_from_document`. The store's own password stays out: who
+    reads this has given it already."""
+    document = to_builtins(recipe)
+    document["buffer"]["url"] = masked(document["buffer"]["url"])
+    return document
+
+
+def packaged_recipes() -> list[str]:
+    """Names of the recipes that come with asyncrl."""
+    folder = files("asyncrl.configs")
+    return sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml"))
+
+
+def is_path(name_or_path: str) -> bool:
+    """Whether a recipe is named by its path: it has a slash or a YAML suffix. `tiny-reverse` is always the packaged
+    one, whatever lies in the working folder.
+
+    >>> is_path("tiny-reverse"), is_path("./tiny-reverse"), is_path("mine.yaml")
+    (False, True, True)
+    """
+    return os.sep in name_or_path or "/" in name_or_path or name_or_path.endswith((".yaml", ".yml"))
+
+
+def _read_chain(source: str, environ: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, Any] | None]:
+    """The recipe over all it extends, and its direct parent over all that extends; None if it extends nothing."""
+    chain: list[tuple[str, dict[str, Any]]] = []
+    seen: list[str] = []
+    current, folder, needed_by = source, Path(), "the command line"
+    while True:
+        identity, text = _text(current, folder, needed_by)
+        if identity in seen:
+            raise RecipeError(f"extends goes in a circle: {' -> '.join([*seen, identity])}; remove one of them")
+        seen.append(identity)
+        document = _document(text, identity)
+        chain.append((identity, document))
+        extends = document.get("extends")
+        if extends is None:
+            break
+        extends = expand(extends, environ, key="extends")
+        if not isinstance(extends, str) or not extends:
+            raise RecipeError(f"extends is {quoted(extends)}; it must be a path or one of {_names()}")
+        folder = Path(identity).parent if is_path(identity) else Path()
+        current, needed_by = extends, identity
+    merged: dict[str, Any] = {}
+    parent: dict[str, Any] | None = None
+    for _, document in reversed(chain):
+        parent, merged = merged, merge(merged, document)
+    return merged, parent if len(chain) > 1 else None
+
+
+def _text(source: str, folder: Path, needed_by: str) -> tuple[str, str]:
+    """(what names it unambiguously, its text)."""
+    if not is_path(source):
+        entry = files("asyncrl.configs") / f"{source}.yaml"
+        if not entry.is_file():
+            raise RecipeError(_no_such_recipe(source, folder, needed_by))
+        return source, entry.read_text(encoding="utf-8")
+    path = folder / Path(source).expanduser()
+    try:
+        return str(path.resolve()), path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        hint = f" (named by `extends` in {needed_by})" if folder != Path() else ""
+        raise RecipeError(
+            f"there is no recipe {path}{hint}. Give a path, or one of the packaged recipes: {_names()}"
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise RecipeError(f"the recipe {path} cannot be read: {error}") from None
+
+
+def _no_such_recipe(source: str, folder: Path, needed_by: str) -> str:
+    said = f"there is no packaged recipe {source!r}; there is: {_names()}"
+    for suffix in ("", ".yaml", ".yml"):
+        if (folder / f"{source}{suffix}").is_file():
+            return f"{said}. For the file write ./{source}{suffix}"
+    close = difflib.get_close_matches(source, packaged_recipes(), n=1)
+    return f"{said}. Did you mean {close[0]}?" if close else f"{said}. A path has a slash or ends in .yaml"
+
+
+def _names() -> str:
+    return ", ".join(packaged_recipes())
+
+
+def _document(text: str, name: str) -> dict[str, Any]:
+    try:
+        document = parse(text)
+    except YamlTextError as error:
+        raise RecipeError(f"{name}{f', line {error.line}' if error.line else ''}: {error}") from None
+    if document is None:
+        return {}
+    if not isinstance(document, dict):
+        raise RecipeError(f"{name} is {quoted(document)}; a recipe is a mapping of sections such as run: and learner:")
+    return _without_empty_sections(document)
+
+
+def _without_empty_sections(document: dict[str, Any]) -> dict[str, Any]:
+    """A section with nothing under it (all of its keys commented out, say) sets nothing."""
+    return {key: value for key, value in document.items() if value is not None}
+
+
+def _differences(base: Mapping[str, Any], document: Mapping[str, Any], environ: Mapping[str, str]) -> list[str]:
+    """The keys in which a recipe differs from its base. A base may be incomplete by itself (it is there to be
+    extended): then all that it does not say counts as different."""
+    try:
+        whole = to_builtins(convert(expand(dict(base), environ, key="")))
+    except RecipeError:
+        whole = dict(base)
+    return [key for key in differing_keys(whole, document) if key != "extends"]

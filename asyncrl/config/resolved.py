@@ -1,0 +1,84 @@
+"""The resolved recipe as text: what `--dry-run` prints and the run folder keeps."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from typing import Any
+
+from ruamel.yaml import YAML
+from ruamel.yaml.comments import CommentedMap, CommentedSeq
+from ruamel.yaml.representer import RoundTripRepresenter
+
+from asyncrl.config.derived import derive
+from asyncrl.config.recipe import Recipe, to_builtins
+from asyncrl.config.secrets import masked
+from asyncrl.config.sizes import size_text
+from asyncrl.config.yaml_text import number
+
+
+class _Representer(RoundTripRepresenter):
+    """Numbers the way recipes write them; null spelled out, since an empty value reads like a mistake."""
+
+
+_Representer.add_representer(
+    float, lambda representer, value: representer.represent_scalar("tag:yaml.org,2002:float", number(value))
+)
+_Representer.add_representer(
+    type(None), lambda representer, value: representer.represent_scalar("tag:yaml.org,2002:null", "null")
+)
+
+
+def resolved_yaml(recipe: Recipe, *, run_folder: str | None = None) -> str:
+    """Every key with its value, defaults included, passwords as `***`; what follows from them is a `# derived` comment.
+
+    Read back, the text gives the same recipe, so a derived number never turns into one that was asked for.
+    `run_folder`: the folder if it is known; else the pattern of its name is shown.
+    """
+    document = masked(to_builtins(recipe))
+    extends = document.pop("extends")
+    tree = _commented(document)
+    if extends is not None:
+        tree.yaml_set_start_comment(f"extends {extends}, merged in below")
+    derived = derive(recipe)
+
+    def note(section: CommentedMap, key: str, text: str) -> None:
+        section.yaml_add_eol_comment(f"derived: {text}", key)
+
+    if recipe.run.output_dir is None:
+        note(tree["run"], "output_dir", run_folder or f"runs/{recipe.run.name}-<date>-<n>")
+    note(
+        tree["learner"],
+        "groups_per_step",
+        f"x group_size {recipe.collector.group_size} = {derived.trajectories_per_step} trajectories a step",
+    )
+    note(
+        tree["buffer"],
+        "max_bytes",
+        f"{derived.max_bytes} bytes; up to {size_text(derived.group_bytes)} a group, "
+        f"{size_text(derived.reserved_bytes)} for a full window",
+    )
+    if recipe.collector.engine.slots is None:
+        note(tree["collector"]["engine"], "slots", f"{derived.engine_slots} requests at once")
+    return dump(tree)
+
+
+def dump(document: Mapping[str, Any]) -> str:
+    """Plain values as YAML 1.2 text that `yaml_text.parse` reads back unchanged."""
+    yaml = YAML()
+    yaml.Representer = _Representer
+    yaml.width = 4096  # a value never wraps
+    stream = io.StringIO()
+    yaml.dump(document if isinstance(document, CommentedMap) else _commented(document), stream)
+    return stream.getvalue()
+
+
+def _commented(value: Any) -> Any:
+    """The same values in the containers that carry comments; lists stay on one line."""
+    if isinstance(value, Mapping):
+        return CommentedMap((key, _commented(item)) for key, item in value.items())
+    if isinstance(value, list | tuple):
+        sequence = CommentedSeq(_commented(item) for item in value)
+        sequence.fa.set_flow_style()
+        return sequence
+    return value

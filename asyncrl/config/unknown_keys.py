@@ -1,0 +1,56 @@
+"""What to say about a key that no section has."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import asyncrl
+from asyncrl.config.errors import RecipeError
+from asyncrl.config.foreign import PLANNED, foreign_name
+from asyncrl.config.merge import flatten
+
+CLOSE = 0.75
+"""Similarity (difflib's ratio) from which a misspelling is taken for a key: `lerning_rat` is, `rate` is not."""
+
+
+def unknown_key(path: str, value: Any, *, siblings: Sequence[str], every_key: Sequence[str]) -> RecipeError:
+    """The error for key `path`. `siblings`: names allowed beside it; `every_key`: all dotted keys of a recipe.
+
+    In this order: another system's name, a key of a later version, a misspelled sibling, a key that lives in another
+    section; else the names that are allowed.
+    """
+    return RecipeError(
+        f"{path} is not a key of a recipe. {_advice(path, value, siblings=siblings, every_key=every_key)}"
+    )
+
+
+def _advice(path: str, value: Any, *, siblings: Sequence[str], every_key: Sequence[str]) -> str:
+    section, _, name = path.rpartition(".")
+    if path in PLANNED or any(path.startswith(f"{planned}.") for planned in PLANNED):
+        return f"asyncrl {asyncrl.__version__} does not have it yet; remove it"
+    if here := _other_systems(path, value, every_key):
+        return here
+    if close := difflib.get_close_matches(name, siblings, n=1, cutoff=CLOSE):
+        return f"Did you mean {section + '.' if section else ''}{close[0]}?"
+    if elsewhere := [key for key in every_key if key.rpartition(".")[2] == name]:
+        return f"Did you mean {' or '.join(elsewhere)}?"
+    names = {key.rpartition(".")[2]: key for key in reversed(every_key)}
+    if close := difflib.get_close_matches(name, names, n=1, cutoff=CLOSE):
+        return f"Did you mean {names[close[0]]}?"
+    return f"{section or 'A recipe'} has: {', '.join(siblings)}"
+
+
+def _other_systems(path: str, value: Any, every_key: Sequence[str]) -> str:
+    """`here: ...` for the key itself, or, where it is a section of another system, for the keys inside it."""
+    inside = flatten(value, f"{path}.") if isinstance(value, Mapping) else {}
+    found = {key: known for key in (path, *inside) if (known := foreign_name(key))}
+    if not found:
+        return ""
+    said = []
+    for key, (system, here) in list(found.items())[:3]:
+        name = key if key != path else key.rpartition(".")[2]
+        later = "" if here in every_key else f", which asyncrl {asyncrl.__version__} does not have yet"
+        said.append(f"{name} is a name of {system}; here: {here}{later}")
+    return ". ".join(said)
