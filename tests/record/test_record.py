@@ -1,0 +1,292 @@
+"""The record: what goes in comes out, without copies, and what is not a whole honest group is refused by name."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from asyncrl import schema
+from asyncrl.schema import Group, Trajectory, VersionSpan, decode, digest, encode, pack, to_batch, validate
+from asyncrl.staleness import Weights
+
+TOKEN_COLUMNS = tuple(schema.TOKEN_COLUMNS)
+text = st.text(max_size=12)
+rewards = st.floats(allow_nan=True, allow_infinity=True)
+
+
+@st.composite
+def trajectories(draw, member):
+    prompt = draw(st.integers(1, 5))
+    stretches = draw(st.lists(st.tuples(st.integers(1, 4), st.integers(0, 3)), max_size=3))
+    length = prompt + sum(n for n, _ in stretches)
+    mask, versions = np.zeros(length, np.uint8), np.full(length, -1, np.int32)
+    spans, at = [], prompt
+    for n, version in stretches:
+        mask[at : at + n] = 1
+        versions[at : at + n] = version
+        spans.append(VersionSpan(Weights(3, version), at, at + n, draw(text)))
+        at += n
+    logprobs = np.where(mask == 1, draw(st.floats(-50, 0, width=32)), 0).astype(np.float32)
+    return Trajectory(
+        token_ids=np.array(draw(st.lists(st.integers(0, 2**31 - 1), min_size=length, max_size=length)), np.int32),
+        loss_mask=mask,
+        logprobs=logprobs,
+        versions=versions,
+        member=member,
+        prompt_length=prompt,
+        spans=tuple(spans),
+        reward=draw(rewards),
+        reward_parts=draw(st.dictionaries(text, st.none() | rewards, max_size=3)),
+        finish_reason=draw(st.sampled_from(schema.FINISH_REASONS)),
+        failure=draw(text),
+        turn_offsets=(prompt,),
+        turn_rewards=(draw(rewards),),
+        done=draw(st.floats(0, 2e9)),
+        seed=draw(st.integers(0, 2**63 - 1)),
+        info=draw(st.dictionaries(text, st.integers() | text, max_size=2)),
+    )
+
+
+@st.composite
+def groups(draw):
+    rows = [draw(trajectories(member)) for member in range(draw(st.integers(1, 4)))]
+    sampling = draw(st.fixed_dictionaries({"temperature": st.floats(0.1, 2)}, optional={"top_k": st.integers(-1, 9)}))
+    return Group(draw(st.integers(0, 2**40)), 2, 3, "reverse", draw(text), "c", "c/0", sampling, 1.5, 2.5, tuple(rows))
+
+
+def same(left, right):
+    return left == right or (isinstance(left, float) and isinstance(right, float) and math.isnan(left + right))
+
+
+@given(groups())
+def test_a_group_comes_back_as_it_was_put_in(group):
+    batch = decode(encode(group))
+    for n, row in enumerate(group.trajectories):
+        for name in TOKEN_COLUMNS:
+            np.testing.assert_array_equal(batch.column(name)[n].values.to_numpy(), getattr(row, name))
+        out = {name: batch.column(name)[n].as_py() for name in batch.schema.names if name not in TOKEN_COLUMNS}
+        for name in ("ticket", "attempt", "lineage", "task", "row_id", "collector", "engine", "issued", "put"):
+            assert out[name] == getattr(group, name)
+        for name in ("member", "segment", "prompt_length", "finish_reason", "failure", "first_token", "done", "scored"):
+            assert out[name] == getattr(row, name)
+        assert same(out["reward"], row.reward)
+        assert dict(out["reward_parts"]).keys() == row.reward_parts.keys()
+        assert all(same(value, row.reward_parts[name]) for name, value in out["reward_parts"])
+        assert all(map(same, out["turn_rewards"], row.turn_rewards))
+        assert tuple(out["turn_offsets"]) == row.turn_offsets
+        assert json.loads(out["info"]) == row.info
+        assert out["sampling"]["seed"] == row.seed
+        assert out["sampling"]["temperature"] == group.sampling["temperature"]
+        assert out["sampling"]["top_k"] == group.sampling.get("top_k", -1)
+        assert [VersionSpan(Weights(s["lineage"], s["version"]), s["start"], s["end"], s["checksum"])
+                for s in out["spans"]] == list(row.spans)  # fmt: skip
+
+
+@given(st.lists(groups(), min_size=1, max_size=3))
+def test_packing_puts_rows_back_to_back(batch_of_groups):
+    packed = pack([decode(encode(group)) for group in batch_of_groups])
+    rows = [(n, row) for n, group in enumerate(batch_of_groups) for row in group.trajectories]
+    assert packed.cu_seqlens.tolist() == [0, *np.cumsum([len(row.token_ids) for _, row in rows])]
+    assert packed.groups.tolist() == [n for n, _ in rows]
+    for name in TOKEN_COLUMNS:
+        np.testing.assert_array_equal(getattr(packed, name), np.concatenate([getattr(row, name) for _, row in rows]))
+    np.testing.assert_array_equal(packed.rewards, [row.reward for _, row in rows])
+
+
+def test_an_unscored_part_is_null_and_a_nan_stays_nan(make_group, make_trajectory):
+    row = dataclasses.replace(make_trajectory(), reward=math.nan, reward_parts={"none": None, "nan": math.nan})
+    batch = decode(encode(make_group(row)))
+    assert batch.column("reward").null_count == 0
+    assert math.isnan(batch.column("reward")[0].as_py())
+    parts = dict(batch.column("reward_parts")[0].as_py())
+    assert parts["none"] is None
+    assert math.isnan(parts["nan"])
+
+
+def test_token_columns_share_one_offsets_buffer(make_group):
+    batch = to_batch(make_group())
+    assert len({batch.column(name).buffers()[1].address for name in TOKEN_COLUMNS}) == 1
+
+
+def test_decoding_and_packing_one_group_copy_no_token(make_group):
+    payload = encode(make_group())
+    whole = pa.py_buffer(payload)
+    batch = decode(payload)
+    packed = pack([batch])
+    for name in TOKEN_COLUMNS:
+        for address in (batch.column(name).buffers()[3].address, getattr(packed, name).ctypes.data):
+            assert whole.address <= address < whole.address + whole.size
+        assert not getattr(packed, name).flags.writeable
+
+
+def test_a_column_only_some_groups_have_does_not_hinder_packing(make_group):
+    batch = to_batch(make_group())
+    other = to_batch(make_group(ticket=8)).append_column("routing", pa.array([1, 2]))
+    packed = pack([batch, other])
+    assert packed.table.column("routing").to_pylist() == [None, None, 1, 2]
+
+
+def stream(batch, schema_, count=1):
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, schema_) as writer:
+        for _ in range(count):
+            writer.write_batch(batch)
+    return sink.getvalue().to_pybytes()
+
+
+def test_optional_columns_do_not_change_the_schema_version(make_group):
+    batch = to_batch(make_group()).append_column("routing", pa.array([1, 2]))
+    assert decode(stream(batch, batch.schema)).column("routing").to_pylist() == [1, 2]
+
+
+def test_another_schema_version_is_refused_with_both_named(make_group):
+    batch = to_batch(make_group()).replace_schema_metadata({"schema_version": "9"})
+    with pytest.raises(ValueError, match="schema version 9, this program reads 1"):
+        decode(stream(batch, batch.schema))
+    batch = batch.replace_schema_metadata(None)
+    with pytest.raises(ValueError, match="schema version none"):
+        decode(stream(batch, batch.schema))
+
+
+def test_every_truncation_is_refused(make_group):
+    payload = encode(make_group())
+    for size in range(len(payload)):
+        with pytest.raises(ValueError):
+            decode(payload[:size])
+
+
+def test_bytes_after_the_end_and_a_second_batch_are_refused(make_group):
+    payload = encode(make_group())
+    for extra in (b"x", payload[-8:], payload):
+        with pytest.raises(ValueError, match="bytes after the end"):
+            decode(payload + extra)
+    batch = to_batch(make_group())
+    for count in (0, 2):
+        with pytest.raises(ValueError, match=f"{count} record batches"):
+            decode(stream(batch, batch.schema, count))
+
+
+def test_a_missing_or_mistyped_column_is_refused_by_name(make_group):
+    batch = to_batch(make_group())
+    for bad in (batch.drop_columns(["reward"]), batch.append_column("reward", batch.column("reward"))):
+        with pytest.raises(ValueError, match="column reward"):
+            decode(stream(bad, bad.schema))
+    at = batch.schema.get_field_index("reward")
+    bad = batch.set_column(at, "reward", batch.column("reward").cast(pa.float32()))
+    with pytest.raises(ValueError, match="column reward: float, must be double"):
+        decode(stream(bad, bad.schema))
+
+
+def test_a_flipped_byte_is_caught_by_the_digest_and_not_by_decoding(make_group):
+    """The second half is the negative control: a changed token id is a legal token id, only the digest can tell."""
+    payload = bytearray(encode(make_group()))
+    at = payload.index(np.arange(7, dtype=np.int32).tobytes())
+    before = digest(bytes(payload))
+    payload[at] ^= 8
+    assert digest(bytes(payload)) != before
+    assert decode(bytes(payload)).column("token_ids")[0].as_py()[0] == 8
+
+
+def edit(row, column, at, value):
+    values = getattr(row, column).copy()
+    values[at] = value
+    return dataclasses.replace(row, **{column: values})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda row: edit(row, "versions", 0, 2), "row 1, column versions: 2 at position 0"),
+        (lambda row: edit(row, "versions", 4, -1), "row 1, column versions: -1 at position 4"),
+        (lambda row: edit(row, "versions", 4, 3), "row 1, column spans: .* says version 2"),
+        (lambda row: edit(row, "logprobs", 1, -0.5), "row 1, column logprobs"),
+        (lambda row: edit(row, "logprobs", 1, math.nan), "row 1, column logprobs"),
+        (lambda row: edit(row, "token_ids", 2, -5), "row 1, column token_ids: -5 at position 2"),
+        (lambda row: edit(row, "loss_mask", 5, 2), "row 1, column loss_mask: 2 at position 5"),
+        (lambda row: dataclasses.replace(row, prompt_length=4), "row 1, column loss_mask: 1 at position 3"),
+        (lambda row: dataclasses.replace(row, prompt_length=8), "row 1, column prompt_length: 8 in a sequence of 7"),
+        (lambda row: dataclasses.replace(row, spans=()), "row 1, column spans: cover 0 of 4"),
+        (lambda row: dataclasses.replace(row, spans=row.spans * 2), "row 1, column spans"),
+        (lambda row: dataclasses.replace(row, member=0), "row 1, column member: member 0 segment 0 a second time"),
+        (lambda row: dataclasses.replace(row, finish_reason="done"), "row 1, column finish_reason: 'done'"),
+        (lambda row: dataclasses.replace(row, turn_offsets=(5, 3)), "row 1, column turn_offsets"),
+        (lambda row: dataclasses.replace(row, turn_rewards=(1.0, 2.0)), "row 1, column turn_rewards"),
+    ],
+)
+def test_a_dishonest_row_is_refused_by_row_and_column(make_group, make_trajectory, change, message):
+    group = make_group(make_trajectory(0), change(make_trajectory(1)))
+    with pytest.raises(ValueError, match=message):
+        encode(group)
+    batch = to_batch(group)
+    with pytest.raises(ValueError, match=message):
+        decode(stream(batch, batch.schema))
+    assert decode(stream(batch, batch.schema), check=False).num_rows == 2  # control: only the validation refuses it
+
+
+def test_token_columns_with_other_offsets_are_refused(make_group):
+    batch = to_batch(make_group())  # rows of 7 and 5 tokens
+    kind = pa.list_(pa.int32())
+    moved = pa.py_buffer(np.array([0, 6, 12], np.int32))
+    column = pa.ListArray.from_buffers(kind, 2, [None, moved], children=[batch.column("versions").values])
+    bad = batch.set_column(batch.schema.get_field_index("versions"), "versions", column)
+    with pytest.raises(ValueError, match="row 0, column versions: 6 entries, token_ids has 7"):
+        validate(bad)
+
+
+def test_two_tickets_in_one_group_and_nulls_are_refused(make_group):
+    batch = to_batch(make_group())
+    at = batch.schema.get_field_index("ticket")
+    with pytest.raises(ValueError, match="row 1, column ticket: 8, but row 0 has 7"):
+        validate(batch.set_column(at, "ticket", pa.array([7, 8])))
+    with pytest.raises(ValueError, match="row 1, column ticket: null"):
+        validate(batch.set_column(at, "ticket", pa.array([7, None], pa.int64())))
+
+
+def test_the_lineage_is_that_of_the_newest_span(make_group, make_trajectory):
+    with pytest.raises(ValueError, match="column lineage: 2, but the newest span is of lineage 1"):
+        encode(make_group(lineage=2))
+    encode(make_group(make_trajectory(0), make_trajectory(1, lineage=2), lineage=2))
+
+
+def test_arrays_of_another_dtype_or_length_are_refused_before_encoding(make_group, make_trajectory):
+    row = make_trajectory()
+    with pytest.raises(ValueError, match="row 0, column versions: int64"):
+        to_batch(make_group(dataclasses.replace(row, versions=row.versions.astype(np.int64))))
+    with pytest.raises(ValueError, match="row 0, column logprobs: float32\\[6\\]"):
+        to_batch(make_group(dataclasses.replace(row, logprobs=row.logprobs[1:])))
+    with pytest.raises(ValueError, match="sampling has \\['temp'\\]"):
+        to_batch(dataclasses.replace(make_group(), sampling={"temp": 1.0}))
+
+
+@given(groups())
+def test_no_group_is_larger_than_what_is_reserved_for_it(group):
+    longest = max(len(row.token_ids) for row in group.trajectories)
+    assert len(encode(group)) <= schema.max_group_bytes(len(group.trajectories), longest)
+
+
+def test_a_group_above_the_bound_is_refused(make_group, make_trajectory):
+    with pytest.raises(ValueError, match="put less into info"):
+        encode(make_group(dataclasses.replace(make_trajectory(), info={"log": "x" * 20_000})))
+
+
+def test_what_the_store_must_know_is_read_off_the_batch(make_group, make_trajectory):
+    rows = (make_trajectory(0, version=4, sampled=2), make_trajectory(1, version=2), make_trajectory(2, sampled=0))
+    batch = to_batch(make_group(*rows))
+    assert schema.version_range(batch) == (2, 4)
+    assert schema.span_weights(batch) == (Weights(1, 2), Weights(1, 4))
+    assert schema.sampled_tokens(batch) == 6
+    with pytest.raises(ValueError, match="no trainable token"):
+        schema.version_range(to_batch(make_group(make_trajectory(sampled=0))))
+
+
+@given(st.binary(max_size=200))
+def test_foreign_bytes_are_refused_with_a_value_error(payload):
+    with pytest.raises(ValueError):
+        decode(payload)
