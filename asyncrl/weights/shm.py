@@ -263,7 +263,7 @@ def _copy(fd: int, expected: ShmDocument, deadline_s: float) -> tuple[dict[str, 
     tensors: dict[str, torch.Tensor] = {}
     found: list[TensorSpec] = []
     for spec in expected.manifest.tensors:
-        if time.monotonic() > deadline:
+        if time.monotonic() >= deadline:
             raise WeightsError(
                 f"{expected}: {len(found)} of {len(expected.manifest.tensors)} tensors copied within {deadline_s} s, "
                 f"{spec.name} is next. Raise weights.deadline_s, or see what else uses this machine's memory"
