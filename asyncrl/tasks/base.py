@@ -14,6 +14,10 @@ from typing import Any, Literal, Protocol, TypedDict
 Split = Literal["train", "heldout"]
 
 
+class TaskError(Exception):
+    """The task cannot be used as it is. One to three lines: what, where, and the fix."""
+
+
 class Message(TypedDict):
     """One chat message, in the form every chat template takes."""
 
@@ -23,7 +27,10 @@ class Message(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One row of data. `id` is unique within a split and stable across runs; `answer` is what the verifier compares to."""
+    """One row of data. `id` is unique within a split and stable across runs; `answer` is what the verifier compares to.
+
+    Rows travel to the verifier's process: `answer` and `info` hold JSON values (None, bool, number, str, list, dict).
+    """
 
     id: str
     prompt: str | Sequence[Message]
@@ -46,14 +53,14 @@ class Task(Protocol):
     name: str
 
     def rows(self, split: Split) -> Sequence[Row]:
-        """The rows of a split: `len()` and `[i]` suffice, so a procedural task may make them on demand. May not be empty."""
+        """The rows of a split, at least one: `len()` and `[i]` suffice, so a procedural task may make them on demand."""
 
     def messages(self, row: Row) -> list[Message]:
         """The conversation the model answers."""
 
     def score(self, row: Row, answer: Answer) -> Mapping[str, float | None] | float:
-        """Named reward parts (a bare float is the part "reward"). None or NaN = unscored, never 0. Runs in a worker process
-        that is killed when it takes longer than the recipe's limit."""
+        """Named reward parts (a bare float is the part "reward"). None or NaN = unscored, never 0. Runs in a worker
+        process that is killed when it takes longer than the recipe's limit."""
 
     def part_weights(self) -> Mapping[str, float]:
         """Weight of each part in the reward; a part left out weighs 1."""

@@ -1,0 +1,139 @@
+"""A verifier process: builds one scorer, then answers score calls until its standard input ends.
+
+Started by `pool.py` as `python -P -m asyncrl.rewards.worker PARENT_PID`. Each message, both ways, is a msgpack value
+after its length (4 bytes, big-endian). In: a `Start`, then pairs (row, answer) as plain dicts. Out: a `Ready`, then a
+`Verdict` each.
+
+It imports the standard library and msgspec only (what the task adds is the task's), because a killed worker's
+replacement must be ready soon.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import os
+import signal
+import struct
+import sys
+import traceback
+from collections.abc import Mapping
+from typing import Any, BinaryIO, Protocol
+
+import msgspec
+
+from asyncrl.rewards.parts import RAISED, Verdict, check_weights, judge
+
+HEADER = struct.Struct(">I")
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+class Scorer(Protocol):
+    """What the factory of a pool returns. `row` and `answer` are the fields of what `VerifierPool.score` was given."""
+
+    def score(self, row: dict[str, Any], answer: dict[str, Any]) -> object: ...
+
+    def part_weights(self) -> Mapping[str, float]: ...
+
+
+class Start(msgspec.Struct):
+    factory: str  # module:function
+    arguments: dict[str, Any]  # its keyword arguments
+    path: list[str]  # sys.path of the parent: what it can import, this process can import
+
+
+class Ready(msgspec.Struct):
+    weights: dict[str, float]
+    error: str = ""  # the scorer could not be built
+
+
+def main() -> None:
+    die_with_parent(int(sys.argv[1]))
+    requests, replies = take_protocol()
+    start = msgspec.msgpack.decode(read_frame(requests), type=Start)
+    sys.path.extend(entry for entry in start.path if entry not in sys.path)
+    try:
+        scorer = load(start.factory)(**start.arguments)
+        ready = Ready(check_weights(scorer.part_weights()))
+    except BaseException as error:  # SystemExit too: the parent must hear why, and nothing else may answer it
+        traceback.print_exc()
+        write_frame(replies, Ready({}, last_line(error)))
+        return
+    write_frame(replies, ready)
+    while request := read_frame(requests):
+        row, answer = msgspec.msgpack.decode(request)
+        write_frame(replies, verdict(scorer, row, answer))
+    sys.stdout.flush()
+    os._exit(0)  # not sys.exit: threads of the task's would be waited for, and nobody is left who could end the wait
+
+
+def verdict(scorer: Scorer, row: dict[str, Any], answer: dict[str, Any]) -> Verdict:
+    """One score call; whatever the task raises, `sys.exit()` included, becomes a failure."""
+    try:
+        return judge(scorer.score(row, answer))
+    except BaseException as error:
+        return Verdict({}, RAISED, last_line(error))
+
+
+def last_line(error: BaseException) -> str:
+    """The traceback's last line and the innermost place: what a person needs to find the fault."""
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+    line = traceback.format_exception_only(error)[-1].strip() + place
+    return line.encode(
+        errors="backslashreplace"
+    ).decode()  # a message may quote half a surrogate pair, which cannot be sent
+
+
+def load(factory: str) -> Any:
+    """The object that "module:name" names."""
+    module, _, name = factory.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+def die_with_parent(parent: int) -> None:
+    """Have the kernel kill this process when the parent is gone, even by SIGKILL, even amid a computation.
+
+    The end of standard input says the same, but only to a process that reads: `5**5**5**5` holds the interpreter, no
+    thread and no signal handler of Python's would run. Elsewhere than on Linux the end of input is all there is.
+    """
+    if not sys.platform.startswith("linux"):
+        return
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
+    if os.getppid() != parent:  # it died before the call: no signal will come
+        os._exit(1)
+
+
+def take_protocol() -> tuple[BinaryIO, BinaryIO]:
+    """Move the protocol to descriptors of its own: code of the task's that prints, or reads input, must not touch it.
+
+    What is printed goes to standard error, and reading standard input finds its end.
+    """
+    requests, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    os.dup2(2, 1)
+    return requests, replies
+
+
+def read_frame(stream: BinaryIO) -> bytes:
+    """One message, b"" at the end of the stream (a message cut short is an end too: its sender is gone)."""
+    header = stream.read(HEADER.size)
+    if len(header) < HEADER.size:
+        return b""
+    (size,) = HEADER.unpack(header)
+    body = stream.read(size)
+    return body if len(body) == size else b""
+
+
+def write_frame(stream: BinaryIO, message: object) -> None:
+    body = msgspec.msgpack.encode(message)
+    stream.write(HEADER.pack(len(body)) + body)
+    stream.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,181 @@
+"""From the recipe's `task` section to a task: the built-in ones, or a class of the user's."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+import os
+import sys
+import traceback
+from collections.abc import Mapping, Sequence
+from typing import Any, cast, get_args
+
+import msgspec
+
+from asyncrl.config import recipe
+from asyncrl.rewards.parts import check_weights
+from asyncrl.tasks.base import Answer, Message, Row, Split, Task, TaskError
+from asyncrl.tasks.chat import conversation
+from asyncrl.tasks.reverse import Reverse
+from asyncrl.tasks.single_turn import SingleTurn
+
+BUILT_IN = ("reverse", "single-turn")
+
+
+def build_task(config: recipe.Task, *, seed: int) -> Task:
+    """The task, with the rows of both splits looked at, so that a bad task or data file fails before a run begins.
+
+    `seed` goes to a user's class if its constructor has a parameter of that name; the built-in tasks' rows do not
+    depend on it. Raises TaskError or DataError, both with one to three lines for the person who wrote the recipe.
+    """
+    task = construct(config, seed=seed)
+    for split in get_args(Split):
+        _check_rows(task, split)
+    return task
+
+
+def construct(config: recipe.Task, *, seed: int) -> Task:
+    """The task without a look at its rows: all that a verifier process needs. Raises TaskError."""
+    if isinstance(config, recipe.ReverseTask):
+        return Reverse(config.digits)
+    if isinstance(config, recipe.SingleTurnTask):
+        return SingleTurn(config)
+    return CustomTask(config, seed=seed)
+
+
+def shuffled(config: recipe.Task) -> bool:
+    """Whether train rows are taken in shuffled order: the `shuffle` argument of `row_index`."""
+    return config.data.shuffle if isinstance(config, recipe.SingleTurnTask) else True
+
+
+class CustomTask:
+    """A user's object with `rows` and `score`, completed to a task: what it leaves out has the plain meaning.
+
+    `messages` makes a string prompt one user message, after the object's `system_prompt` if it has one; all parts
+    weigh 1; `name` is module:Class.
+    """
+
+    def __init__(self, config: recipe.CustomTask, *, seed: int) -> None:
+        cls = _load_class(config.type)
+        takes_seed = "seed" in _parameters(cls) and "seed" not in config.args
+        try:
+            self._task = cls(**config.args, **({"seed": seed} if takes_seed else {}))
+        except Exception as error:
+            raise TaskError(
+                f"task.type {config.type}: the constructor raised {_complaint(error)}.\n"
+                f"It was called with task.args {config.args}{' and seed' if takes_seed else ''}."
+            ) from error
+        for method in ("rows", "score"):
+            if not callable(getattr(self._task, method, None)):
+                signature = "rows(self, split)" if method == "rows" else "score(self, row, answer)"
+                raise TaskError(f"task.type {config.type}: the class has no method {method}: add `def {signature}`")
+        self.name = str(getattr(self._task, "name", config.type))
+        try:
+            self._weights = check_weights(self._task.part_weights()) if hasattr(self._task, "part_weights") else {}
+        except Exception as error:
+            raise TaskError(f"task.type {config.type}: {_complaint(error)}") from error
+
+    def rows(self, split: Split) -> Sequence[Row]:
+        return cast("Sequence[Row]", self._task.rows(split))
+
+    def messages(self, row: Row) -> list[Message]:
+        if hasattr(self._task, "messages"):
+            return list(self._task.messages(row))
+        return conversation(row.prompt, getattr(self._task, "system_prompt", None))
+
+    def score(self, row: Row, answer: Answer) -> Mapping[str, float | None] | float:
+        return cast("Mapping[str, float | None] | float", self._task.score(row, answer))
+
+    def part_weights(self) -> Mapping[str, float]:
+        return self._weights
+
+
+def _load_class(name: str) -> Any:
+    """The class "module:Class". The working folder is searched last, so that a file in it hides no installed module."""
+    module_name, colon, class_name = name.partition(":")
+    if not (module_name and colon and class_name):
+        close = difflib.get_close_matches(name, BUILT_IN, n=1)
+        hint = f"did you mean {close[0]!r}?" if close else f"use {', '.join(BUILT_IN)}, or module:Class of your own"
+        raise TaskError(f"task.type {name!r} is no built-in task: {hint}")
+    if (folder := os.getcwd()) not in sys.path:
+        sys.path.append(folder)
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        if missing and (module_name == missing or module_name.startswith(f"{missing}.")):
+            raise TaskError(
+                f"task.type {name}: there is no module {missing} in {folder}, nor an installed one.\n"
+                f"Start from the folder that holds {missing.replace('.', '/')}.py, or add its folder to PYTHONPATH."
+            ) from error
+        raise TaskError(f"task.type {name}: importing {module_name} raised {_complaint(error)}") from error
+    found = getattr(module, class_name, None)
+    if not callable(found):
+        classes = [key for key, value in vars(module).items() if getattr(value, "__module__", None) == module.__name__]
+        own = [key for key in classes if inspect.isclass(getattr(module, key))]
+        close = difflib.get_close_matches(class_name, own, n=1)
+        hint = f"did you mean {close[0]!r}?" if close else f"its classes are: {', '.join(own) or 'none'}"
+        raise TaskError(f"task.type {name}: {module.__file__} has no class {class_name}; {hint}")
+    return found
+
+
+def _parameters(cls: Any) -> Mapping[str, Any]:
+    try:
+        return inspect.signature(cls).parameters
+    except (TypeError, ValueError):  # some classes written in C do not tell
+        return {}
+
+
+def _complaint(error: Exception) -> str:
+    """The exception in one line, and where in the user's file it was raised."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != __file__]
+    place = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {error}{place}"
+
+
+def _check_rows(task: Task, split: Split) -> None:
+    """Look at a split's size and first row. Raises TaskError (a built-in task's DataError passes through)."""
+    where = f"task {task.name}: rows({split!r})"
+    if not isinstance(task, CustomTask):
+        task.rows(split)
+        return
+    try:
+        rows = task.rows(split)
+    except Exception as error:
+        raise TaskError(f"{where} raised {_complaint(error)}") from error
+    try:
+        size = len(rows)
+        first: Any = rows[0] if size else None
+    except Exception as error:
+        raise TaskError(f"{where} returned a {type(rows).__name__} without len() and [i]: return a list") from error
+    if first is None:
+        raise TaskError(f"{where} is empty: each split needs at least one row")
+    if not (isinstance(first, Row) and type(first.id) is str and first.prompt):
+        raise TaskError(
+            f"{where}[0] is {first!r:.200}: return asyncrl.tasks.base.Row objects, "
+            "as in Row(id='1', prompt='...', answer=...)"
+        )
+    try:
+        messages = task.messages(first)
+        msgspec.convert(messages, list[Message])
+    except Exception as error:
+        raise TaskError(
+            f"task {task.name}: the first {split} row has no conversation: {_complaint(error)}.\n"
+            "Give a string, or a list of {'role': ..., 'content': ...}."
+        ) from error
+    for key, value in (("answer", first.answer), ("info", first.info)):
+        _check_travels(f"{where}[0].{key}", value)
+
+
+def _check_travels(where: str, value: object) -> None:
+    """A row goes to the verifier's process and must arrive as it was: a tuple would arrive as a list, a set too."""
+    try:
+        same = msgspec.msgpack.decode(msgspec.msgpack.encode(value)) == value
+    except Exception as error:
+        raise TaskError(f"{where} cannot be sent to the verifier's process: {error}: use JSON values") from error
+    if not same:
+        raise TaskError(
+            f"{where} is {value!r:.100}, which would arrive changed in the verifier's process: use JSON values "
+            "(None, bool, number, str, list, dict)"
+        )

@@ -1,0 +1,66 @@
+"""From a conversation to token ids, and which tokens end an answer: both are the model's own choice, never ours."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, cast
+
+from asyncrl.tasks.base import Message, TaskError
+
+if TYPE_CHECKING:
+    from transformers import GenerationConfig, PreTrainedTokenizerBase
+
+
+def conversation(prompt: str | Sequence[Message], system_prompt: str | None = None) -> list[Message]:
+    """A row's prompt as messages: a string is one user message. A system prompt goes first, unless the row has its own."""
+    messages: list[Message] = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
+    if system_prompt is not None and not any(message["role"] == "system" for message in messages):
+        messages.insert(0, {"role": "system", "content": system_prompt})
+    return messages
+
+
+def render(tokenizer: PreTrainedTokenizerBase, messages: list[Message]) -> list[int]:
+    """Token ids of the conversation under the tokenizer's chat template, the mark that opens the answer included.
+
+    Raises TaskError: no chat template (a base model), or the template refuses the conversation.
+    """
+    name = tokenizer.name_or_path or "the model"
+    if not tokenizer.chat_template:
+        raise TaskError(
+            f"{name} has no chat template, so it is a base model that cannot be given a conversation.\n"
+            "Use the instruct version of it as model.path, or put a chat_template.jinja into the model's folder."
+        )
+    try:
+        # The template writes the special tokens itself: adding the tokenizer's own would double the first one.
+        ids = tokenizer.apply_chat_template(
+            [{"role": message["role"], "content": message["content"]} for message in messages],
+            add_generation_prompt=True,
+            tokenize=True,
+            return_dict=False,
+        )
+    except Exception as error:  # a template is a program of the model's author: it raises what it likes
+        roles = ", ".join(message["role"] for message in messages)
+        raise TaskError(
+            f"the chat template of {name} refuses messages of the roles {roles}: {type(error).__name__}: {error}\n"
+            "Some templates take no system message: leave task.system_prompt out, or use another model."
+        ) from error
+    return cast("list[int]", ids)
+
+
+def end_token_ids(
+    tokenizer: PreTrainedTokenizerBase, generation_config: GenerationConfig | None = None
+) -> tuple[int, ...]:
+    """Ids that end an answer: the tokenizer's, then all of the generation config's, without repetition.
+
+    Chat models often list several in the generation config; an answer that any of them ends is not truncated.
+    Raises TaskError if there is none, because no answer could ever end.
+    """
+    configured = None if generation_config is None else generation_config.eos_token_id
+    listed = configured if isinstance(configured, list | tuple) else [configured]
+    ids = dict.fromkeys(int(token) for token in (tokenizer.eos_token_id, *listed) if token is not None)
+    if not ids:
+        raise TaskError(
+            f"{tokenizer.name_or_path or 'the tokenizer'} names no end token, so no answer could ever end.\n"
+            "Set eos_token in tokenizer_config.json or eos_token_id in generation_config.json of the model's folder."
+        )
+    return tuple(ids)
