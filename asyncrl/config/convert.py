@@ -30,6 +30,10 @@ LATER_VALUES: dict[str, tuple[str, ...]] = {
     "objective.preset": ("dapo",),
 }
 SIZES = ("buffer.max_bytes",)
+MEANINGS = {"buffer.max_trajectory_age": "0 is synchronous"}
+"""What a bound means, where the number alone does not say it."""
+
+LARGEST = 2**63 - 1  # of a signed 64-bit integer, which stores and tensors hold
 
 
 def convert(document: Mapping[str, Any]) -> Recipe:
@@ -114,15 +118,20 @@ def _no_such_type(key: str, chosen: Any, names: list[str]) -> RecipeError:
 
 
 def _leaf(hint: Any, value: Any, key: str) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
-        raise RecipeError(f"{key} is {number(value)}; it must be a finite number")
+    for item in value if isinstance(value, list) else [value]:
+        if isinstance(item, float) and not math.isfinite(item):
+            raise RecipeError(f"{key} is {quoted(value)}; it must be a finite number")
+        if isinstance(item, int) and abs(item) > LARGEST:
+            raise RecipeError(f"{key} is {quoted(value)}; it must be a number of 64 bits, at most {LARGEST}")
     try:
         converted = msgspec.convert(value, hint, strict=True)
         if key in SIZES:
             converted = size_text(size_bytes(converted))
     except msgspec.ValidationError:
         info = msgspec.inspect.type_info(hint)
-        raise RecipeError(f"{key} is {quoted(value)}; it must be {allowed(info)}{_fix(info, value, key)}") from None
+        raise RecipeError(
+            f"{key} is {quoted(value)}; it must be {allowed(info)}{_meaning(key)}{_fix(info, value, key)}"
+        ) from None
     except ValueError as error:
         raise RecipeError(f"{key} is {quoted(value)}; {error}") from None
     return converted
@@ -162,6 +171,10 @@ def _range(info: msgspec.inspect.IntType | msgspec.inspect.FloatType) -> str:
     low = f"{info.ge} or more" if info.ge is not None else f"more than {info.gt}" if info.gt is not None else ""
     high = f"at most {info.le}" if info.le is not None else f"less than {info.lt}" if info.lt is not None else ""
     return f" of {low}{' and ' if low and high else ''}{high}" if low or high else ""
+
+
+def _meaning(key: str) -> str:
+    return f" ({MEANINGS[key]})" if key in MEANINGS else ""
 
 
 def _fix(info: msgspec.inspect.Type, value: Any, key: str) -> str:

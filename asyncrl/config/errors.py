@@ -25,7 +25,7 @@ def quoted(value: Any) -> str:
     if isinstance(value, int | float):
         return number(value)
     if isinstance(value, str):
-        text = masked(value)
+        text = masked(value) if value.isprintable() else ascii(masked(value))[1:-1]
         return f'"{text[:80]}..." (text)' if len(text) > 80 else f'"{text}" (text)'
     if isinstance(value, dict):
         return "a mapping"

@@ -115,51 +115,52 @@ def is_path(name_or_path: str) -> bool:
 
 def _read_chain(source: str, environ: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, Any] | None]:
     """The recipe over all it extends, and its direct parent over all that extends; None if it extends nothing."""
-    chain: list[tuple[str, dict[str, Any]]] = []
+    chain: list[dict[str, Any]] = []
     seen: list[str] = []
-    current, folder, needed_by = source, Path(), "the command line"
+    current, folder, needed_by = source, Path(), ""
     while True:
-        identity, text = _text(current, folder, needed_by)
+        name, text = _text(current, folder, needed_by)
+        identity = str(Path(name).resolve()) if is_path(name) else name
         if identity in seen:
             raise RecipeError(f"extends goes in a circle: {' -> '.join([*seen, identity])}; remove one of them")
         seen.append(identity)
-        document = _document(text, identity)
-        chain.append((identity, document))
+        document = _document(text, name)
+        chain.append(document)
         extends = document.get("extends")
         if extends is None:
             break
         extends = expand(extends, environ, key="extends")
         if not isinstance(extends, str) or not extends:
             raise RecipeError(f"extends is {quoted(extends)}; it must be a path or one of {_names()}")
-        folder = Path(identity).parent if is_path(identity) else Path()
-        current, needed_by = extends, identity
+        folder = Path(name).parent if is_path(name) else Path()
+        current, needed_by = extends, name
     merged: dict[str, Any] = {}
     parent: dict[str, Any] | None = None
-    for _, document in reversed(chain):
+    for document in reversed(chain):
         parent, merged = merged, merge(merged, document)
     return merged, parent if len(chain) > 1 else None
 
 
 def _text(source: str, folder: Path, needed_by: str) -> tuple[str, str]:
-    """(what names it unambiguously, its text)."""
+    """(its packaged name, or its path from the working folder; its text). `needed_by`: the recipe that extends it."""
+    named_by = f" (named by `extends` in {needed_by})" if needed_by else ""
     if not is_path(source):
         entry = files("asyncrl.configs") / f"{source}.yaml"
         if not entry.is_file():
-            raise RecipeError(_no_such_recipe(source, folder, needed_by))
+            raise RecipeError(_no_such_recipe(source, folder) + named_by)
         return source, entry.read_text(encoding="utf-8")
     path = folder / Path(source).expanduser()
     try:
-        return str(path.resolve()), path.read_text(encoding="utf-8")
+        return str(path), path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        hint = f" (named by `extends` in {needed_by})" if folder != Path() else ""
         raise RecipeError(
-            f"there is no recipe {path}{hint}. Give a path, or one of the packaged recipes: {_names()}"
+            f"there is no recipe {path}{named_by}. Give a path, or one of the packaged recipes: {_names()}"
         ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise RecipeError(f"the recipe {path} cannot be read: {error}") from None
 
 
-def _no_such_recipe(source: str, folder: Path, needed_by: str) -> str:
+def _no_such_recipe(source: str, folder: Path) -> str:
     said = f"there is no packaged recipe {source!r}; there is: {_names()}"
     for suffix in ("", ".yaml", ".yml"):
         if (folder / f"{source}{suffix}").is_file():
@@ -176,7 +177,9 @@ def _document(text: str, name: str) -> dict[str, Any]:
     try:
         document = parse(text)
     except YamlTextError as error:
-        raise RecipeError(f"{name}{f', line {error.line}' if error.line else ''}: {error}") from None
+        line = text.splitlines()[error.line - 1] if 0 < error.line <= len(text.splitlines()) else ""
+        hint = '; inside { } and [ ] write "${NAME}" in quotes' if "${" in line else ""
+        raise RecipeError(f"{name}{f', line {error.line}' if error.line else ''}: {error}{hint}") from None
     if document is None:
         return {}
     if not isinstance(document, dict):

@@ -18,8 +18,8 @@ CLOSE = 0.75
 def unknown_key(path: str, value: Any, *, siblings: Sequence[str], every_key: Sequence[str]) -> RecipeError:
     """The error for key `path`. `siblings`: names allowed beside it; `every_key`: all dotted keys of a recipe.
 
-    In this order: another system's name, a key of a later version, a misspelled sibling, a key that lives in another
-    section; else the names that are allowed.
+    In this order: a key of a later version, a key that lives in another section, another system's name, a misspelled
+    one; else the names that are allowed.
     """
     return RecipeError(
         f"{path} is not a key of a recipe. {_advice(path, value, siblings=siblings, every_key=every_key)}"
@@ -30,14 +30,14 @@ def _advice(path: str, value: Any, *, siblings: Sequence[str], every_key: Sequen
     section, _, name = path.rpartition(".")
     if path in PLANNED or any(path.startswith(f"{planned}.") for planned in PLANNED):
         return f"asyncrl {asyncrl.__version__} does not have it yet; remove it"
+    if elsewhere := [key for key in every_key if key.rpartition(".")[2] == name]:
+        return f"Did you mean {' or '.join(elsewhere)}?"
     if here := _other_systems(path, value, every_key):
         return here
     if close := difflib.get_close_matches(name, siblings, n=1, cutoff=CLOSE):
         return f"Did you mean {section + '.' if section else ''}{close[0]}?"
-    if elsewhere := [key for key in every_key if key.rpartition(".")[2] == name]:
-        return f"Did you mean {' or '.join(elsewhere)}?"
     names = {key.rpartition(".")[2]: key for key in reversed(every_key)}
-    if close := difflib.get_close_matches(name, names, n=1, cutoff=CLOSE):
+    if not isinstance(value, Mapping) and (close := difflib.get_close_matches(name, names, n=1, cutoff=CLOSE)):
         return f"Did you mean {names[close[0]]}?"
     return f"{section or 'A recipe'} has: {', '.join(siblings)}"
 

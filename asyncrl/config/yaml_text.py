@@ -53,7 +53,9 @@ def parse(text: str) -> Any:
         mark = error.problem_mark or error.context_mark
         said = " ".join(str(error.problem or error.context).split())
         raise YamlTextError(said, mark.line + 1 if mark else 0) from None
-    except (YAMLError, ValueError, TypeError, RecursionError) as error:
+    except RecursionError:
+        raise YamlTextError(f"it is nested deeper than {MAX_DEPTH} levels") from None
+    except (YAMLError, ValueError, TypeError) as error:
         if isinstance(error, YamlTextError):
             raise
         raise YamlTextError(str(error).splitlines()[0] if str(error) else type(error).__name__) from None
@@ -67,7 +69,9 @@ def _require_plain(value: Any, path: str, depth: int) -> None:
     if isinstance(value, dict):
         for key, item in value.items():
             if not isinstance(key, str):
-                raise YamlTextError(f"the key {key!r} under `{path or 'the top'}` is not text; put it in quotes")
+                raise YamlTextError(
+                    f"the key {key!r}{f' under `{path}`' if path else ''} is not text; put it in quotes"
+                )
             _require_plain(item, f"{path}.{key}" if path else key, depth + 1)
     elif isinstance(value, list):
         for n, item in enumerate(value):
