@@ -1,0 +1,140 @@
+"""From leased groups to packed tensors: what of a batch is trained, and in which portions it goes through the model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from asyncrl.schema import Packed
+from asyncrl.staleness import Lineages, Weights, age
+
+
+class BoundBroken(RuntimeError):
+    """A token that this step may not train reached the learner. A fault of asyncrl or of its store, never of the data:
+    the run ends rather than train it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The groups of one step, back to back; N tokens in `rows` sequences.
+
+    trained: in the loss, i.e. sampled, in a scored row, with a finite behaviour logprob. The first token of a sequence
+    never is: nothing predicts it.
+    """
+
+    token_ids: Tensor  # int64 [N]
+    trained: Tensor  # bool [N]
+    behaviour: Tensor  # float32 [N], nats; 0 where not trained
+    ages: Tensor  # int64 [N], in versions; -1 where not trained
+    lengths: NDArray[np.int64]  # [rows]
+    rewards: NDArray[np.float64]  # [rows]; NaN = unscored
+    groups: NDArray[np.int64]  # [rows], ascending, from 0
+    nonfinite: int  # sampled tokens of scored rows left out for their behaviour logprob
+
+    @property
+    def tokens(self) -> int:
+        """Tokens in the loss: the denominator of the whole step."""
+        return int(self.trained.sum())
+
+
+@dataclass(frozen=True, slots=True)
+class Microbatch:
+    """Some rows of a batch, packed again. `positions` [N']: where its tokens lie in the batch."""
+
+    positions: Tensor  # int64 [N']
+    cu_seqlens: Tensor  # int64 [rows' + 1]
+
+
+def make_batch(packed: Packed, *, version: int, max_age: int) -> Batch:
+    """What of `packed` the step that starts from `version` trains.
+
+    Raises BoundBroken (see `check_ages`), ValueError for a row that is empty or whose first token counts as sampled.
+    """
+    lengths = np.diff(packed.cu_seqlens)
+    if len(lengths) and lengths.min() < 1:
+        raise ValueError(f"row {int(lengths.argmin())} of the batch has no tokens")
+    sampled = packed.loss_mask != 0
+    first = packed.cu_seqlens[:-1]
+    if sampled[first].any():
+        raise ValueError(
+            f"row {int(sampled[first].argmax())} of the batch has no prompt: nothing predicts its first token"
+        )
+    check_ages(packed.versions[sampled], version=version, max_age=max_age)
+    wanted = sampled & np.repeat(~np.isnan(packed.rewards), lengths)
+    finite = np.isfinite(packed.logprobs)
+    trained = wanted & finite
+    return Batch(
+        token_ids=torch.from_numpy(packed.token_ids.astype(np.int64)),
+        trained=torch.from_numpy(trained),
+        behaviour=torch.from_numpy(np.where(trained, packed.logprobs, np.float32(0))),
+        ages=torch.from_numpy(np.where(trained, version - packed.versions.astype(np.int64), -1)),
+        lengths=lengths,
+        rewards=packed.rewards,
+        groups=packed.groups,
+        nonfinite=int((wanted & ~finite).sum()),
+    )
+
+
+def check_ages(versions: NDArray[np.int32], *, version: int, max_age: int) -> None:
+    """The learner's own check of the bound, whatever the buffer promised. versions [n]: of sampled tokens.
+
+    >>> check_ages(np.array([4, 5], np.int32), version=5, max_age=1)
+    """
+    if not len(versions):
+        return
+    oldest, newest = int(versions.min()), int(versions.max())
+    if age(version, oldest) > max_age or oldest < 0:
+        raise BoundBroken(
+            f"step {version} was given a token of version {oldest}: age {age(version, oldest)}, "
+            f"max_trajectory_age is {max_age}"
+        )
+    if newest > version:
+        raise BoundBroken(f"step {version} was given a token of version {newest}, which does not exist yet")
+
+
+def check_lineages(spans: Sequence[Weights], *, lineages: Lineages, current: int) -> None:
+    """Every span's weights must lie on the path to the current lineage: a rewound branch's tokens are not trained."""
+    for weights in spans:
+        if not lineages.is_ancestor(weights, current):
+            raise BoundBroken(
+                f"lineage {current} was given tokens of weights ({weights.lineage}, {weights.version}), "
+                "which were rewound and are no ancestor of it"
+            )
+
+
+def split_rows(lengths: Sequence[int], budget: int) -> list[list[int]]:
+    """Rows in order, as many to a micro-batch as fit `budget` tokens. A row longer than that goes alone.
+
+    In order and not best-fit: rows of a group stay together, and the same batch is always split in the same way.
+
+    >>> split_rows([3, 4, 9, 1], budget=8)
+    [[0, 1], [2], [3]]
+    """
+    portions: list[list[int]] = []
+    room = 0
+    for row, length in enumerate(lengths):
+        if not portions or length > room:
+            portions.append([])
+            room = budget
+        portions[-1].append(row)
+        room -= length
+    return portions
+
+
+def microbatches(batch: Batch, budget: int) -> list[Microbatch]:
+    """The rows that have a trained token, split by `budget` tokens; together they hold every trained token once."""
+    cu = np.concatenate([[0], np.cumsum(batch.lengths)])
+    trained = batch.trained.numpy()
+    rows = [row for row in range(len(batch.lengths)) if trained[cu[row] : cu[row + 1]].any()]
+    result = []
+    for portion in split_rows([int(batch.lengths[row]) for row in rows], budget):
+        chosen = [rows[index] for index in portion]
+        positions = np.concatenate([np.arange(cu[row], cu[row + 1]) for row in chosen])
+        lengths = np.concatenate([[0], np.cumsum(batch.lengths[chosen])])
+        result.append(Microbatch(positions=torch.from_numpy(positions), cu_seqlens=torch.from_numpy(lengths)))
+    return result

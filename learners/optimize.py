@@ -1,0 +1,106 @@
+"""One update: AdamW, linear warm-up, gradient clipping, and the guard that lets no non-finite number in."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from asyncrl.config.recipe import Learner
+
+
+class TooManySkipped(RuntimeError):
+    """So many steps in a row changed nothing that going on is a waste; names the last reason and what to try."""
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """What one step did. skipped: "" or why neither weights nor optimizer state changed."""
+
+    grad_norm: float  # before clipping; NaN or inf if that is why it was skipped
+    learning_rate: float
+    skipped: str = ""
+
+
+def learning_rate(config: Learner, updates: int) -> float:
+    """Of the update that follows `updates` applied ones: linear from 1/warmup_steps of the full rate.
+
+    >>> learning_rate(Learner(learning_rate=1.0, warmup_steps=4), 0), learning_rate(Learner(learning_rate=1.0), 99)
+    (0.25, 1.0)
+    """
+    return config.learning_rate * min(1.0, (updates + 1) / max(1, config.warmup_steps))
+
+
+class Optimizer:
+    """AdamW over a model's parameters. Weight decay applies to matrices, not to norms and biases.
+
+    A gradient of zeros (every reward equal) is still an update: Adam's momentum moves the weights, as it would for any
+    batch that says nothing new, and the second moment decays. Skipping it would make the step's effect depend on
+    whether one group in the batch happened to vary.
+    """
+
+    def __init__(self, model: nn.Module, config: Learner) -> None:
+        self._config = config
+        self._parameters = [p for p in model.parameters() if p.requires_grad]
+        matrices = [p for p in self._parameters if p.ndim >= 2]
+        vectors = [p for p in self._parameters if p.ndim < 2]
+        self._adam = torch.optim.AdamW(
+            [{"params": matrices, "weight_decay": config.weight_decay}, {"params": vectors, "weight_decay": 0.0}],
+            lr=config.learning_rate,
+            betas=config.betas,
+        )
+        self.updates = 0  # applied ones; skipped steps do not advance the warm-up
+        self.skipped_in_a_row = 0
+
+    def step(self, tokens: int) -> Update:
+        """Apply the accumulated gradient of the SUM over `tokens` tokens as that of their mean, and clear it.
+
+        Skipped, with weights and optimizer state untouched, when `tokens` is 0 or the gradient's norm is not finite.
+        """
+        rate = learning_rate(self._config, self.updates)
+        gradients = [p.grad for p in self._parameters if p.grad is not None]
+        if not tokens or not gradients:
+            return self._skip(0.0, rate, "no token to train: no member of any group was scored")
+        torch._foreach_mul_(gradients, 1.0 / tokens)
+        norm = float(torch.nn.utils.clip_grad_norm_(self._parameters, self._config.max_grad_norm))
+        if not math.isfinite(norm):
+            return self._skip(norm, rate, f"the gradient's norm is {norm}")
+        for group in self._adam.param_groups:
+            group["lr"] = rate
+        self._adam.step()
+        self._adam.zero_grad(set_to_none=True)
+        self.updates += 1
+        self.skipped_in_a_row = 0
+        return Update(grad_norm=norm, learning_rate=rate)
+
+    def _skip(self, norm: float, rate: float, reason: str) -> Update:
+        self._adam.zero_grad(set_to_none=True)
+        self.skipped_in_a_row += 1
+        return Update(grad_norm=norm, learning_rate=rate, skipped=reason)
+
+    def check_progress(self, update: Update) -> None:
+        """Raises TooManySkipped when `update` was the last of too many skipped ones. Called once the step is committed:
+        a skipped batch is consumed like any other."""
+        if update.skipped and self.skipped_in_a_row >= self._config.max_skipped_steps:
+            raise TooManySkipped(
+                f"{self.skipped_in_a_row} steps in a row changed nothing; the last: {update.skipped}\n"
+                "Non-finite gradients: lower learner.learning_rate or use float32; nothing scored: see failures in "
+                "metrics.jsonl. learner.max_skipped_steps sets the limit."
+            )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything a resumed learner needs, loadable with torch.load(weights_only=True)."""
+        return {"adam": self._adam.state_dict(), "updates": self.updates, "skipped_in_a_row": self.skipped_in_a_row}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a checkpoint. Rates and decay come from the recipe, moments and counts from the checkpoint."""
+        decays = [group["weight_decay"] for group in self._adam.param_groups]
+        self._adam.load_state_dict(state["adam"])
+        for group, decay in zip(self._adam.param_groups, decays, strict=True):
+            group.update(weight_decay=decay, betas=self._config.betas)
+        self.updates = int(state["updates"])
+        self.skipped_in_a_row = int(state["skipped_in_a_row"])

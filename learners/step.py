@@ -1,0 +1,121 @@
+"""The computation of one step, from a batch to changed weights. No I/O, no clock, no buffer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from transformers import PreTrainedModel
+
+from asyncrl.config.recipe import Objective
+from asyncrl.learners.batch import Batch, microbatches
+from asyncrl.learners.forward import token_logprobs
+from asyncrl.learners.objectives.aggregate import token_sum
+from asyncrl.learners.objectives.ppo_clip import ppo_clip
+from asyncrl.learners.optimize import Optimizer, Update
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What a step saw of its batch before the update, per token of the batch [N] (0 / False where `included` is False).
+
+    included: trained by the batch and with a finite log-prob under the learner: what numerator and denominator hold.
+    nonfinite: trained by the batch, but without a finite log-prob under the learner.
+    """
+
+    loss: float  # mean over the included tokens
+    included: NDArray[np.bool_]
+    logprobs: NDArray[np.float32]  # of the weights the step started from
+    ratio: NDArray[np.float32]
+    clipped: NDArray[np.bool_]
+    nonfinite: int
+
+    @property
+    def tokens(self) -> int:
+        """The denominator of the step."""
+        return int(self.included.sum())
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What a step saw and did."""
+
+    seen: Seen
+    update: Update
+
+
+def accumulate(
+    model: PreTrainedModel,
+    batch: Batch,
+    advantages: NDArray[np.float64],
+    *,
+    objective: Objective,
+    temperature: float,
+    max_tokens: int,
+) -> Seen:
+    """Add the gradient of the SUM of token losses to the model's, micro-batch by micro-batch of `max_tokens` tokens.
+
+    advantages float64 [rows]. The caller divides once, by the `tokens` of the answer: the gradient is then the same for
+    every `max_tokens`.
+    """
+    device = next(model.parameters()).device
+    per_token = torch.from_numpy(np.repeat(advantages, batch.lengths).astype(np.float32))
+    total = len(batch.token_ids)
+    logprobs, ratio = torch.zeros(total), torch.zeros(total)
+    included, clipped = torch.zeros(total, dtype=torch.bool), torch.zeros(total, dtype=torch.bool)
+    loss_sum = 0.0
+    for micro in microbatches(batch, max_tokens):
+        at = micro.positions
+        behaviour, trained = batch.behaviour[at].to(device), batch.trained[at].to(device)
+        current = token_logprobs(model, batch.token_ids[at].to(device), micro.cu_seqlens, temperature=temperature)
+        mask = trained & torch.isfinite(current)
+        # Left-out tokens are replaced before the surrogate: a NaN there would survive any mask put on it afterwards.
+        current = torch.where(mask, current, behaviour)
+        terms = ppo_clip(
+            current,
+            behaviour,
+            per_token[at].to(device),
+            epsilon=objective.epsilon,
+            epsilon_high=objective.epsilon_high,
+        )
+        loss = token_sum(terms.loss, mask)
+        torch.autograd.backward(loss)
+        loss_sum += float(loss.detach())
+        zero = torch.zeros((), device=device)
+        included[at] = mask.cpu()
+        logprobs[at] = torch.where(mask, current.detach(), zero).cpu()
+        ratio[at] = torch.where(mask, terms.ratio, zero).cpu()
+        clipped[at] = (terms.clipped & mask).cpu()
+    tokens = int(included.sum())
+    return Seen(
+        loss=loss_sum / max(1, tokens),
+        included=included.numpy(),
+        logprobs=logprobs.numpy(),
+        ratio=ratio.numpy(),
+        clipped=clipped.numpy(),
+        nonfinite=batch.tokens - tokens,
+    )
+
+
+def train_step(
+    model: PreTrainedModel,
+    optimizer: Optimizer,
+    batch: Batch,
+    advantages: NDArray[np.float64],
+    *,
+    objective: Objective,
+    temperature: float,
+    max_tokens: int,
+) -> StepResult:
+    """Gradient of the mean token loss over the whole batch, then one update (or none, see `Optimizer.step`)."""
+    seen = accumulate(
+        model,
+        batch,
+        advantages,
+        objective=objective,
+        temperature=temperature,
+        max_tokens=max_tokens,
+    )
+    return StepResult(seen=seen, update=optimizer.step(seen.tokens))
