@@ -1,0 +1,105 @@
+"""What a run came to, on one screen: ten lines, and three prompts with the answers before and after."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TextIO
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from asyncrl.telemetry import text
+
+ANSWER_WIDTH = 48
+"""Characters shown of a prompt or an answer; the whole text is in the run folder's eval/."""
+
+
+def render(summary: Mapping[str, Any], *, terminal: bool, file: TextIO) -> None:
+    """Print `summary` (the run folder's summary.json). `terminal`: with colour and a table."""
+    facts = summary_rows(summary)
+    prompts = prompt_rows(summary.get("prompts") or [])
+    if not terminal:
+        for name, value in facts:
+            file.write(f"{name:<10}  {value}\n")
+        for prompt in prompts:
+            file.write("prompt {}: {} -> {} (expected {})\n".format(*prompt))
+        file.flush()
+        return
+    console = Console(file=file, force_terminal=True, highlight=False)
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="bold", no_wrap=True)
+    grid.add_column(overflow="fold")
+    for name, value in facts:
+        grid.add_row(name, Text(value))
+    console.print(grid)
+    if prompts:
+        table = Table("prompt", "before", "after", "expected", box=None, pad_edge=False, header_style="bold")
+        for prompt in prompts:
+            table.add_row(*(Text(cell) for cell in prompt))
+        console.print(table)
+
+
+def summary_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The ten lines, as (name, value)."""
+    seconds, tokens = summary.get("seconds"), summary.get("tokens")
+    per_second = tokens / seconds if tokens is not None and seconds else None
+    ended = "stopped early, resume with --resume" if summary.get("stopped") else "finished"
+    return [
+        (
+            "run",
+            f"{ended}: {summary.get('steps', '-')} steps in {text.duration(seconds)}; "
+            f"the learner waited {text.percent(summary.get('learner_wait_share'))} of it",
+        ),
+        (
+            "success",
+            f"{text.number(summary.get('success_before'))} -> {text.number(summary.get('success_after'))} "
+            f"on {summary.get('eval_n', '-')} held-out rows",
+        ),
+        (
+            "reward",
+            f"{text.number(summary.get('reward_first20'))} in the first 20 steps -> "
+            f"{text.number(summary.get('reward_last20'))} in the last 20",
+        ),
+        ("tokens", f"{'-' if tokens is None else f'{tokens:,}'} trained, {text.count(per_second)} a second"),
+        ("age", f"{text.number(summary.get('age_mean'), 2)} on average, {summary.get('age_max', '-')} at most"),
+        ("lost", _lost(summary.get("lost") or {})),
+        ("recipe", _place(summary, "resolved_recipe")),
+        ("metrics", _place(summary, "metrics")),
+        ("archive", _place(summary, "archive")),
+        ("checkpoint", _place(summary, "checkpoint")),
+    ]
+
+
+def prompt_rows(prompts: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, str, str]]:
+    """(prompt, before, after, expected) of up to three prompts, each short enough for one line."""
+    return [
+        (
+            shorten(prompt.get("prompt")),
+            shorten(prompt.get("before")),
+            shorten(prompt.get("after")),
+            shorten(prompt.get("expected")),
+        )
+        for prompt in prompts[:3]
+    ]
+
+
+def shorten(value: object, width: int = ANSWER_WIDTH) -> str:
+    """One line of at most `width` characters, quoted, with what is not printable escaped.
+
+    >>> shorten("12\\n3"), shorten(None), shorten("abcdefgh", width=6)
+    ("'12\\\\n3'", '-', "'ab...")
+    """
+    if value is None:
+        return "-"
+    shown = repr(str(value))
+    return shown if len(shown) <= width else shown[: width - 3] + "..."
+
+
+def _lost(lost: Mapping[str, int]) -> str:
+    groups = sum(lost.values())
+    return f"{groups} groups: {text.reasons(lost, separator=', ')}" if groups else "nothing"
+
+
+def _place(summary: Mapping[str, Any], key: str) -> str:
+    return str(summary.get(key) or "-")

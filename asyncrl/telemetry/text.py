@@ -1,0 +1,199 @@
+"""How the numbers of a run read: pure functions from values to strings. Missing values read as "-"."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+BLOCKS = "▁▂▃▄▅▆▇█"
+ASCII_BLOCKS = "_.-=+*%#"
+
+COLLECTOR_BOUND = 0.3
+"""Share of its time the learner waits from which on more collectors would help noticeably."""
+
+LEARNER_BOUND = 0.05
+"""Share below which they would not: waiting is all they could remove."""
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """
+    >>> number(0.5), number(None), number(float("nan"))
+    ('0.500', '-', '-')
+    """
+    return "-" if value is None or not math.isfinite(value) else f"{value:.{digits}f}"
+
+
+def count(value: float | None) -> str:
+    """A count in at most four characters.
+
+    >>> count(0), count(999), count(1840), count(12_345), count(3_400_000), count(None)
+    ('0', '999', '1.8k', '12k', '3.4M', '-')
+    """
+    if value is None or not math.isfinite(value):
+        return "-"
+    for unit in ("", "k", "M", "G"):
+        if value < 999.5 or unit == "G":
+            break
+        value /= 1000
+    return f"{value:.1f}{unit}" if unit and value < 9.95 else f"{value:.0f}{unit}"
+
+
+def duration(seconds: float | None) -> str:
+    """
+    >>> duration(4.4), duration(61), duration(3725), duration(None)
+    ('0:04', '1:01', '1:02:05', '-')
+    """
+    if seconds is None or not math.isfinite(seconds):
+        return "-"
+    minutes, second = divmod(round(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
+
+
+def percent(share: float | None) -> str:
+    """
+    >>> percent(0.126), percent(None)
+    ('13%', '-')
+    """
+    return "-" if share is None or not math.isfinite(share) else f"{100 * share:.0f}%"
+
+
+def sparkline(values: Sequence[float | None], *, width: int = 30, blocks: str = BLOCKS) -> str:
+    """The last `width` values as blocks, from the lowest to the highest of them; a missing value is a space.
+
+    >>> sparkline([0.0, 0.5, None, 1.0])
+    '▁▅ █'
+    """
+    shown = values[-width:]
+    finite = [value for value in shown if value is not None and math.isfinite(value)]
+    if not finite:
+        return ""
+    low, span = min(finite), max(finite) - min(finite)
+    scale = (len(blocks) - 1) / span if span else 0.0
+    return "".join(
+        blocks[math.floor((value - low) * scale + 0.5)] if value is not None and math.isfinite(value) else " "
+        for value in shown
+    )
+
+
+def shares(counts: Mapping[str, float]) -> str:
+    """A histogram as shares, in ascending order of its (whole-number) keys.
+
+    >>> shares({"1": 19, "0": 81}), shares({})
+    ('0:81% 1:19%', '-')
+    """
+    total = sum(counts.values())
+    if not total:
+        return "-"
+    return " ".join(f"{key}:{percent(counts[key] / total)}" for key in sorted(counts, key=int))
+
+
+def bars(counts: Mapping[str, float], *, width: int = 20, block: str = "█") -> str:
+    """The same with a bar for each key; bars of all keys together have about `width` characters.
+
+    >>> bars({"0": 75, "1": 25}, width=8)
+    '0 ██████ 75%  1 ██ 25%'
+    """
+    total = sum(counts.values())
+    if not total:
+        return "-"
+    cells = ((key, counts[key] / total) for key in sorted(counts, key=int))
+    return "  ".join(f"{key} {block * math.ceil(share * width - 1e-9)} {percent(share)}" for key, share in cells)
+
+
+def reasons(lost: Mapping[str, int], *, separator: str = " ") -> str:
+    """What was lost, most first; "-" is nothing.
+
+    >>> reasons({"stale/over_age": 2, "failed/data": 0, "stale/run_end": 7})
+    'stale/run_end:7 stale/over_age:2'
+    """
+    some = sorted(((n, reason) for reason, n in lost.items() if n), key=lambda pair: (-pair[0], pair[1]))
+    return separator.join(f"{reason}:{n}" for n, reason in some) or "-"
+
+
+def served(collectors: Mapping[str, int | None]) -> str:
+    """The version each collector serves.
+
+    >>> served({"b": 11, "a": None})
+    'a:- b:11'
+    """
+    return (
+        " ".join(f"{name}:{'-' if collectors[name] is None else collectors[name]}" for name in sorted(collectors))
+        or "-"
+    )
+
+
+def wait_share(records: Iterable[Mapping[str, Any]]) -> float | None:
+    """Share of their time that the learner waited for a batch in these steps."""
+    waited = total = 0.0
+    for record in records:
+        waited += record.get("wait_s") or 0.0
+        total += record.get("step_s") or 0.0
+    return min(1.0, waited / total) if total else None
+
+
+def time_left(records: Sequence[Mapping[str, Any]], max_steps: int, *, window: int = 20) -> float | None:
+    """Seconds, if the steps to come take as long as the last `window` did."""
+    times = [float(record["step_s"]) for record in records[-window:] if record.get("step_s") is not None]
+    if not times:
+        return None
+    return max(0, max_steps - int(records[-1]["step"])) * sum(times) / len(times)
+
+
+def advice(share: float | None) -> str:
+    """One line on which side holds the run up, from the learner's share of waiting."""
+    if share is None:
+        return "-"
+    waits = f"the learner waits {percent(share)} of the time"
+    if share >= COLLECTOR_BOUND:
+        return f"collector-bound: {waits}; add collectors or slots, or allow a higher --max-trajectory-age"
+    if share <= LEARNER_BOUND:
+        return f"learner-bound: {waits}; more collectors would not help, a faster step would"
+    return f"balanced: {waits}"
+
+
+def step_line(record: Mapping[str, Any], *, max_steps: int, left_s: float | None) -> str:
+    """One step as one line of plain ASCII: columns of fixed width first, so that they align and `awk` finds them."""
+    buffer = record.get("buffer") or {}
+    width = len(str(max_steps))
+    share = wait_share([record])
+    line = (
+        f"step {record['step']:>{width}}/{max_steps}"
+        f"  left {duration(left_s):>7}"
+        f"  reward {number(record.get('reward/mean')):>6}"
+        f"  tokens/s {count(record.get('tokens_per_s')):>4}"
+        f"  held {buffer.get('held', '-'):>3}  leased {buffer.get('leased', '-'):>3}"
+        f"  in-flight {buffer.get('issued', '-'):>3}"
+        f"  ess {number(record.get('ess')):>5}"
+        f"  wait {percent(share):>4}"
+        f"  age {shares(record.get('age/tokens') or {})}"
+        f"  lost {reasons(record.get('lost') or {})}"
+        f"  serves {served(record.get('collectors') or {})}"
+    )
+    if record.get("waiting"):
+        line += f"  waits: {record['waiting']}"
+    return line + ("  SKIPPED: non-finite gradient" if record.get("skipped") else "")
+
+
+def event_line(event: Mapping[str, Any]) -> str:
+    """An event as one line.
+
+    >>> event_line({"event": "eval", "version": 0, "success": 0.203, "n": 128})
+    'eval: version 0 has success 0.203 on 128 held-out rows'
+    >>> event_line({"event": "start", "lineage": 1, "time": 1.5})
+    'start: lineage 1'
+    """
+    name = str(event["event"])
+    if name == "eval":
+        unscored = f", {event['unscored']} unscored" if event.get("unscored") else ""
+        return (
+            f"eval: version {event.get('version', '-')} has success {number(event.get('success'))} "
+            f"on {event.get('n', '-')} held-out rows{unscored}"
+        )
+    told = [f"{key} {value}" for key, value in event.items() if key not in ("event", "time") and _is_plain(value)]
+    return f"{name}: {', '.join(told)}" if told else name
+
+
+def _is_plain(value: object) -> bool:
+    return isinstance(value, (str, int, float)) and value != ""
