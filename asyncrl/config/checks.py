@@ -119,7 +119,7 @@ def _check_url(url: str) -> None:
         )
     if parts.scheme in ("redis", "rediss") and not parts.hostname:
         raise RecipeError(f"buffer.url is {quoted(url)}; it names no host. Write {parts.scheme}://host:6379/0")
-    if parts.scheme == "unix" and not parts.path.startswith("/"):
+    if parts.scheme == "unix" and (parts.hostname or not parts.path.startswith("/")):
         raise RecipeError(f"buffer.url is {quoted(url)}; a socket has an absolute path. Write unix:///path/to/socket")
 
 

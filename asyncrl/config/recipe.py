@@ -165,6 +165,13 @@ class Recipe(Section, frozen=True, kw_only=True):
 
 
 def to_builtins(recipe: Recipe) -> dict[str, Any]:
-    """The recipe as plain mappings, as saved, hashed and sent to the store."""
-    result: dict[str, Any] = msgspec.to_builtins(recipe)
+    """The recipe as plain mappings and lists, as saved, hashed and sent to the store."""
+    result: dict[str, Any] = _lists(msgspec.to_builtins(recipe))
     return result
+
+
+def _lists(value: Any) -> Any:
+    """Tuples become lists, which is what they come back as from any text form."""
+    if isinstance(value, dict):
+        return {key: _lists(item) for key, item in value.items()}
+    return [_lists(item) for item in value] if isinstance(value, list | tuple) else value

@@ -24,6 +24,12 @@ class _Representer(RoundTripRepresenter):
 _Representer.add_representer(
     float, lambda representer, value: representer.represent_scalar("tag:yaml.org,2002:float", number(value))
 )
+_Representer.add_representer(  # line separators of Unicode would be read as line ends, hence quoted and escaped
+    str,
+    lambda representer, value: representer.represent_scalar(
+        "tag:yaml.org,2002:str", value, style=None if value.isprintable() else '"'
+    ),
+)
 _Representer.add_representer(
     type(None), lambda representer, value: representer.represent_scalar("tag:yaml.org,2002:null", "null")
 )

@@ -19,7 +19,7 @@ def unknown_key(path: str, value: Any, *, siblings: Sequence[str], every_key: Se
     """The error for key `path`. `siblings`: names allowed beside it; `every_key`: all dotted keys of a recipe.
 
     In this order: a key of a later version, a key that lives in another section, another system's name, a misspelled
-    one; else the names that are allowed.
+    one, a section of another system; else the names that are allowed.
     """
     return RecipeError(
         f"{path} is not a key of a recipe. {_advice(path, value, siblings=siblings, every_key=every_key)}"
@@ -32,25 +32,25 @@ def _advice(path: str, value: Any, *, siblings: Sequence[str], every_key: Sequen
         return f"asyncrl {asyncrl.__version__} does not have it yet; remove it"
     if elsewhere := [key for key in every_key if key.rpartition(".")[2] == name]:
         return f"Did you mean {' or '.join(elsewhere)}?"
-    if here := _other_systems(path, value, every_key):
+    if here := _other_systems({path: name}, every_key):
         return here
     if close := difflib.get_close_matches(name, siblings, n=1, cutoff=CLOSE):
         return f"Did you mean {section + '.' if section else ''}{close[0]}?"
+    inside = flatten(value, f"{path}.") if isinstance(value, Mapping) else {}
+    if here := _other_systems(dict(zip(inside, inside, strict=True)), every_key):
+        return here
     names = {key.rpartition(".")[2]: key for key in reversed(every_key)}
     if not isinstance(value, Mapping) and (close := difflib.get_close_matches(name, names, n=1, cutoff=CLOSE)):
         return f"Did you mean {names[close[0]]}?"
     return f"{section or 'A recipe'} has: {', '.join(siblings)}"
 
 
-def _other_systems(path: str, value: Any, every_key: Sequence[str]) -> str:
-    """`here: ...` for the key itself, or, where it is a section of another system, for the keys inside it."""
-    inside = flatten(value, f"{path}.") if isinstance(value, Mapping) else {}
-    found = {key: known for key in (path, *inside) if (known := foreign_name(key))}
-    if not found:
-        return ""
+def _other_systems(shown: Mapping[str, str], every_key: Sequence[str]) -> str:
+    """`here: ...` for those of the keys (path -> as shown) that other systems have, three at most; "" if none is."""
     said = []
-    for key, (system, here) in list(found.items())[:3]:
-        name = key if key != path else key.rpartition(".")[2]
-        later = "" if here in every_key else f", which asyncrl {asyncrl.__version__} does not have yet"
-        said.append(f"{name} is a name of {system}; here: {here}{later}")
-    return ". ".join(said)
+    for path, name in shown.items():
+        if known := foreign_name(path):
+            system, here = known
+            later = "" if here in every_key else f", which asyncrl {asyncrl.__version__} does not have yet"
+            said.append(f"{name} is a name of {system}; here: {here}{later}")
+    return ". ".join(said[:3])

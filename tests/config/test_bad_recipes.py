@@ -1,0 +1,168 @@
+"""Every mistake a person makes in a recipe: one short message with key, value and fix."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from asyncrl.config.errors import RecipeError
+from asyncrl.config.loading import load_recipe
+
+Refusal = Callable[..., str]
+
+MISTAKES = {
+    # unknown keys
+    "learner: {learning_rat: 1}": ("learner.learning_rat", "learner.learning_rate?"),
+    "objective: {learning_rate: 1}": ("objective.learning_rate", "learner.learning_rate?"),
+    "run: {lerning_rate: 1}": ("run.lerning_rate", "learner.learning_rate?"),
+    "lerner: {learning_rate: 1}": ("lerner is not", "Did you mean learner?"),
+    "learner: {zzz: 1}": ("learner.zzz", "learner has: ranks, groups_per_step"),
+    "zzz: {a: 1}": ("zzz is not", "A recipe has: extends, run, model"),
+    # other systems' keys
+    "collector: {num_generations: 8}": (
+        "collector.num_generations is not",
+        "num_generations is a name of TRL",
+        "here: collector.group_size",
+    ),
+    "num_generations: 8": ("num_generations is a name of TRL", "here: collector.group_size"),
+    "grpo: {num_prompts_per_step: 8}": ("grpo.num_prompts_per_step is a name of NeMo", "learner.groups_per_step"),
+    "actor_rollout_ref: {rollout: {n: 8}}": ("actor_rollout_ref.rollout.n is a name of verl", "collector.group_size"),
+    "max_off_policy_steps: 8": ("max_off_policy_steps is a name of prime-rl", "here: buffer.max_trajectory_age"),
+    "beta: 0.1": ("beta is a name of TRL", "here: objective.beta, which asyncrl", "does not have yet"),
+    # keys, types and values of a later version
+    "objective: {beta: 0.1}": ("objective.beta", "does not have it yet; remove it"),
+    "telemetry: {wandb: {}}": ("telemetry", "does not have it yet; remove it"),
+    "learner: {parallel: {fsdp: 4}}": ("learner.parallel", "does not have it yet; remove it"),
+    "collector: {engine: {type: vllm}}": ("collector.engine.type", '"vllm"', "does not have vllm yet"),
+    "buffer: {over_age: mask}": ("buffer.over_age", '"mask"', "does not have mask yet"),
+    # wrong types and ranges
+    'learner: {groups_per_step: "8"}': ("learner.groups_per_step", '"8"', "whole number", "8 without quotes"),
+    'learner: {learning_rate: "1e-6"}': ("learner.learning_rate", '"1e-6"', "a number", "1e-6 without quotes"),
+    "learner: {groups_per_step: true}": ("learner.groups_per_step is true", "whole number of 1 or more", "it is 16"),
+    "learner: {groups_per_step: 8.0}": ("learner.groups_per_step is 8.0", "Write 8"),
+    "learner: {groups_per_step: 0}": ("learner.groups_per_step is 0", "1 or more"),
+    "learner: {learning_rate: -1}": ("learner.learning_rate is -1", "more than 0"),
+    "learner: {learning_rate: .nan}": ("learner.learning_rate is .nan", "finite"),
+    "run: {grace_s: .inf}": ("run.grace_s is .inf", "finite"),
+    "run: {max_steps: 99999999999999999999}": ("run.max_steps", "64 bits"),
+    "run: {name: 5}": ("run.name is 5", '"5" in quotes'),
+    "eval: {at_start: yes}": ("eval.at_start", '"yes"', "true or false", "Write true"),
+    "model: {dtype: float16}": ("model.dtype", '"float16"', "bfloat16, float32"),
+    "model: {dtype: bfloat-16}": ("model.dtype", '"bfloat-16"', "Did you mean bfloat16?"),
+    "buffer: {lookahead: 3}": ("buffer.lookahead is 3", "1 or more and at most 2"),
+    "buffer: {max_trajectory_age: -1}": ("buffer.max_trajectory_age is -1", "0 or more (0 is synchronous)"),
+    "buffer: {max_bytes: 4gb}": ("buffer.max_bytes", '"4gb"', "GiB"),
+    "buffer: {max_bytes: 0}": ("buffer.max_bytes is 0", "1 or more"),
+    "task: {digits: [3]}": ("task.digits is [3]", "a list of 2", "[3, 6]"),
+    "task: {digits: [3, x]}": ("task.digits", "a list of 2"),
+    "run: 5": ("run is 5", "must be a mapping"),
+    "- a": ("mine.yaml", "a mapping of sections"),
+    # unions
+    "task: {type: revers}": ("task.type", '"revers"', "reverse, single-turn, module:Class", "Did you mean reverse?"),
+    "task: {type: 5}": ("task.type is 5", "module:Class"),
+    "task: {type: 'my task:X'}": ("task.type", '"my task:X"', "module:Class"),
+    "task: {type: single-turn}": ("task.data is missing",),
+    "task: {type: single-turn, data: {}}": ("task.data.train is missing",),
+    "task: {data: {train: x.jsonl}}": ("task.data belongs to type single-turn", "write `type: single-turn` first"),
+    "collector: {engine: {type: transformers, token_s: 1}}": (
+        "collector.engine.token_s belongs to type simulated",
+        "this engine is transformers",
+    ),
+    "collector: {engine: vllm}": ("collector.engine", "a mapping that starts with `type:`"),
+    # rules that cross keys
+    "collector: {group_size: 1}": ("collector.group_size is 1", "objective.advantage", "Use 2 or more"),
+    "collector: {sampling: {top_p: 0.9}}": ("collector.sampling.top_p is 0.9", "only 1.0", "not exact yet"),
+    "collector: {sampling: {top_k: 20}}": ("collector.sampling.top_k is 20", "only -1", "not exact yet"),
+    "collector: {score_timeout_s: 400}": ("collector.score_timeout_s is 400", "collector.group_timeout_s 300"),
+    "run: {no_progress_s: 100}": ("collector.group_timeout_s is 300", "run.no_progress_s 100"),
+    "weights: {publish_every: 3}": ("weights.publish_every is 3", "max_trajectory_age 1", "Use 2 or less"),
+    "buffer: {max_bytes: 1MiB}": ("buffer.max_bytes is 1MiB", "32 groups", "32MiB", "Raise buffer.max_bytes"),
+    "model: {max_length: 8}": ("collector.sampling.max_tokens is 8", "model.max_length 8"),
+    "task: {digits: [6, 3]}": ("task.digits is [6, 3]", "shorter length first"),
+    "task: {digits: [3, 9]}": ("collector.sampling.max_tokens is 8", "10 or more"),
+    "task: {type: single-turn, data: {train: mine.yaml}, rewards: []}": ("task.rewards is []", "type: exact"),
+    "learner: {betas: [0.9, 1.0]}": ("learner.betas is [0.9, 1.0]", "less than 1"),
+    "run: {name: 'a b'}": ("run.name", '"a b"', "letters, digits"),
+    # what is not there
+    "task: {type: single-turn, data: {train: nope.jsonl}}": ("task.data.train", '"nope.jsonl"', "no such file"),
+    "model: {path: ./nope}": ("model.path", '"./nope"', "no such folder", "builtin:tiny"),
+    "model: {path: 'builtin:small'}": ("model.path", '"builtin:small"', "builtin:tiny"),
+    "extends: nope": ("'nope'", "tiny-reverse", "mine.yaml"),
+    "extends: ./nope.yaml": ("nope.yaml", "mine.yaml", "tiny-reverse"),
+    "extends: 5": ("extends is 5", "a path"),
+    # the store's URL
+    "buffer: {url: http://x}": ("buffer.url", '"http://x"', "redis://"),
+    "buffer: {url: 'redis://'}": ("buffer.url", '"redis://"', "no host"),
+    "buffer: {url: 'redis://h:x/0'}": ("buffer.url", "not a URL"),
+    "buffer: {url: 'unix://rel/path'}": ("buffer.url", "absolute path"),
+    "buffer: {url: memory://}": ("buffer.url", "inside one process", "embedded"),
+    # text that is not YAML
+    "run:\n  seed: 1\n  seed: 2": ("mine.yaml, line 3", "`seed` stands twice", "line 2", "remove one"),
+    "run: {seed: [1": ("mine.yaml, line 1",),
+    "run: {name: ${X}}": ("mine.yaml, line 1", 'write "${NAME}" in quotes'),
+    "1: a": ("mine.yaml", "the key 1", "quotes"),
+    "a: &a [*a]": ("mine.yaml", "nested deeper"),
+    "a: " + "[" * 3000: ("mine.yaml", "nested deeper"),
+    "run: {name: !!python/name:os.system x}": ("mine.yaml, line 1", "tag"),
+    "run: {name: !!binary aGk=}": ("run.name", "bytes"),
+    "\0": ("mine.yaml",),
+}
+
+
+@pytest.mark.parametrize("text", MISTAKES, ids=lambda text: text[:60].encode("unicode_escape").decode())
+def test_a_mistake_is_refused_with_key_value_and_fix(refusal: Refusal, text: str) -> None:
+    message = refusal(text)
+    for part in MISTAKES[text]:
+        assert part in message
+
+
+@pytest.mark.parametrize(
+    ("override", "parts"),
+    [
+        ("learner", ("--set 'learner'", "section.key=value")),
+        ("=1", ("--set '=1'", "section.key=value")),
+        ("task.digits[0]=1", ("task.digits[0]=1", "--set 'task.digits=[3, 4]'")),
+        ("learner.learning_rate=[1", ("--set learner.learning_rate", "not YAML")),
+        ("learner.learning_rat=1", ("learner.learning_rat", "learner.learning_rate?")),
+        ("buffer=5", ("buffer is 5", "a mapping")),
+        ("extends=tiny-reverse", ("extends", "cannot be set")),
+    ],
+)
+def test_a_bad_override_is_refused(refusal: Refusal, override: str, parts: tuple[str, ...]) -> None:
+    message = refusal(overrides=[override])
+    for part in parts:
+        assert part in message
+
+
+def test_a_negative_age_by_flag_names_the_key(refusal: Refusal) -> None:
+    assert "buffer.max_trajectory_age is -1" in refusal(flags={"max_trajectory_age": -1})
+
+
+@pytest.mark.parametrize("name", ["tiny-revers", "./tiny-reverse", "/nowhere/x.yaml", "mine"])
+def test_a_missing_recipe_lists_what_there_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RecipeError, match="tiny-reverse"):
+        load_recipe(name)
+
+
+def test_a_file_named_without_its_suffix_is_pointed_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.yaml").touch()
+    with pytest.raises(RecipeError, match=r"write \./mine\.yaml"):
+        load_recipe("mine")
+
+
+def test_a_folder_or_bytes_in_place_of_a_recipe_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="cannot be read"):
+        load_recipe(str(tmp_path))
+    (tmp_path / "bytes.yaml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(RecipeError, match="cannot be read"):
+        load_recipe(str(tmp_path / "bytes.yaml"))
+
+
+def test_a_password_is_not_quoted_in_an_error(refusal: Refusal) -> None:
+    message = refusal("buffer: {url: 'reddis://user:pa/s@s@host/0'}")
+    assert "pa/s" not in message
+    assert "reddis://user:***@host/0" in message
