@@ -53,7 +53,7 @@ class Task(Protocol):
     name: str
 
     def rows(self, split: Split) -> Sequence[Row]:
-        """The rows of a split, at least one: `len()` and `[i]` suffice, so a procedural task may make them on demand."""
+        """The rows of a split, at least one. `len()` and `[i]` suffice: a procedural task may make them on demand."""
 
     def messages(self, row: Row) -> list[Message]:
         """The conversation the model answers."""

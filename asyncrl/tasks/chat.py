@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def conversation(prompt: str | Sequence[Message], system_prompt: str | None = None) -> list[Message]:
-    """A row's prompt as messages: a string is one user message. A system prompt goes first, unless the row has its own."""
+    """A row's prompt as messages: a string is one user message. A system prompt goes first, unless the row has one."""
     messages: list[Message] = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
     if system_prompt is not None and not any(message["role"] == "system" for message in messages):
         messages.insert(0, {"role": "system", "content": system_prompt})

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from hashlib import blake2b
 
-ROUNDS = 8  # 4 make a pseudo-random permutation of a large domain (Luby and Rackoff 1988); small ones need more to mix
+ROUNDS = 8  # 4 suffice on a large domain (Luby and Rackoff 1988); small ones need more to mix
 HALF_BYTES = 32  # of a round's output: either half of a value may have 256 bits
 
 
