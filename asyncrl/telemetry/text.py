@@ -145,11 +145,11 @@ def advice(share: float | None) -> str:
     """One line on which side holds the run up, from the learner's share of waiting."""
     if share is None:
         return "-"
-    waits = f"the learner waits {percent(share)} of the time"
+    waits = f"learner waits {percent(share)} of its time"
     if share >= COLLECTOR_BOUND:
-        return f"collector-bound: {waits}; add collectors or slots, or allow a higher --max-trajectory-age"
+        return f"collector-bound: {waits}; add collectors, slots or age"
     if share <= LEARNER_BOUND:
-        return f"learner-bound: {waits}; more collectors would not help, a faster step would"
+        return f"learner-bound: {waits}; only a faster step helps"
     return f"balanced: {waits}"
 
 

@@ -1,0 +1,197 @@
+"""What is shown of a run, as exact strings."""
+
+from __future__ import annotations
+
+import io
+import math
+from typing import Any
+
+import pytest
+
+from asyncrl.telemetry import text
+from asyncrl.telemetry.console import RunConsole, panel_rows
+
+STATS: dict[str, Any] = {
+    "states": {"held": 1, "leased": 16, "issued": 8},
+    "reasons": {"stale/over_age": 2},
+    "version": 5,
+    "members": [
+        {"name": "collector-0", "alive": True, "serving": (1, 4)},
+        {"name": "collector-1", "alive": True, "serving": None},
+        {"name": "collector-2", "alive": False, "serving": (1, 3)},
+    ],
+    "waiting": {"reason": "step 5 waits for tickets 81, 83 of collector-0"},
+}
+
+
+def step(number: int, **changes: Any) -> dict[str, Any]:
+    record = {
+        "step": number,
+        "version": number,
+        "step_s": 0.8,
+        "wait_s": 0.32,
+        "reward/mean": number / 10,
+        "tokens_per_s": 1840.0,
+        "tokens_total": 1000 * number,
+        "buffer": {"held": 3, "leased": 0, "issued": 16},
+        "age/tokens": {"0": 81, "1": 19},
+        "ess": 0.987,
+        "lost": {},
+        "collectors": {"collector-0": number - 1},
+        "waiting": "",
+        "skipped": False,
+    }
+    return {**record, **changes}
+
+
+LINE = (
+    "step  1/60  left    0:47  reward  0.100  tokens/s 1.8k  held   3  leased   0  in-flight  16  ess 0.987  wait  40%"
+    "  age 0:81% 1:19%  lost -  serves collector-0:0"
+)
+
+
+def test_without_a_terminal_each_step_is_exactly_one_plain_line() -> None:
+    file = io.StringIO()
+    console = RunConsole(60, terminal=False, file=file)
+    console.note("store up")
+    console.on_stats(STATS)
+    console.on_record(step(1))
+    console.on_record({"event": "eval", "version": 0, "success": 0.203, "n": 128})
+    console.on_record(step(2))
+    console.on_stats(STATS)
+    console.close()
+    lines = file.getvalue().splitlines()
+    assert lines[:3] == ["store up", LINE, "eval: version 0 has success 0.203 on 128 held-out rows"]
+    assert lines[3].startswith("step  2/60  ")
+    assert len(lines) == 4
+    assert file.getvalue().isascii()
+
+
+def test_columns_of_plain_lines_align_whatever_the_values() -> None:
+    lines = [
+        text.step_line(step(1), max_steps=100, left_s=59),
+        text.step_line(
+            step(100, **{"reward/mean": -0.25, "tokens_per_s": 3.4e6, "ess": None, "wait_s": 0.0}),
+            max_steps=100,
+            left_s=3725,
+        ),
+        text.step_line({"step": 7}, max_steps=100, left_s=None),
+    ]
+    assert len({line.index("  age ") for line in lines}) == 1
+    assert len({line.index("  tokens/s ") for line in lines}) == 1
+
+
+def test_a_skipped_step_and_a_wait_are_said() -> None:
+    line = text.step_line(step(3, skipped=True, waiting="ticket 7 of a"), max_steps=60, left_s=1)
+    assert line.endswith("serves collector-0:2  waits: ticket 7 of a  SKIPPED: non-finite gradient")
+
+
+def test_a_step_with_nothing_known_but_its_number_is_shown() -> None:
+    assert text.step_line({"step": 1}, max_steps=9, left_s=None) == (
+        "step 1/9  left       -  reward      -  tokens/s    -  held   -  leased   -  in-flight   -"
+        "  ess     -  wait    -"
+        "  age -  lost -  serves -"
+    )
+
+
+def test_the_panel_shows_everything_asked_for() -> None:
+    records: list[Any] = [step(1), step(2, skipped=True)]
+    assert panel_rows(records, {}, max_steps=60, ascii_only=False) == [
+        ("step", "2/60   left 0:46   1 skipped (non-finite gradient)"),
+        ("reward", "0.200   ▁█"),
+        ("tokens/s", "1.8k trained, 2.0k so far"),
+        ("buffer", "held 3   leased 0   in flight 16"),
+        ("age", "0 █████████████████ 81%  1 ████ 19%"),
+        ("lost", "-"),
+        ("ess", "0.987"),
+        ("weights", "learner:2 collector-0:1"),
+        ("waiting", "-"),
+        ("advice", "collector-bound: learner waits 40% of its time; add collectors, slots or age"),
+    ]
+
+
+def test_a_snapshot_between_steps_is_newer_than_the_last_record() -> None:
+    rows = dict(panel_rows([step(2)], STATS, max_steps=60, ascii_only=False))
+    assert rows["buffer"] == "held 1   leased 16   in flight 8"
+    assert rows["lost"] == "stale/over_age:2"
+    assert rows["weights"] == "learner:5 collector-0:4 collector-1:-"
+    assert rows["waiting"] == "step 5 waits for tickets 81, 83 of collector-0"
+    rows = dict(panel_rows([step(2, waiting="old news")], {**STATS, "waiting": None}, max_steps=60, ascii_only=False))
+    assert rows["waiting"] == "-"
+
+
+def test_before_the_first_step_the_panel_shows_what_the_store_knows() -> None:
+    rows = dict(panel_rows([], STATS, max_steps=60, ascii_only=True))
+    assert rows["step"] == "0/60   left -"
+    assert rows["buffer"] == "held 1   leased 16   in flight 8"
+    assert rows["advice"] == "-"
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
+def test_on_a_terminal_of_any_encoding_a_panel_is_drawn(encoding: str) -> None:
+    raw = io.BytesIO()
+    file = io.TextIOWrapper(raw, encoding=encoding)
+    console = RunConsole(60, terminal=True, file=file)
+    console.note("store up [not markup]")
+    console.on_record(step(1))
+    console.on_stats(STATS)
+    console.close()
+    file.flush()
+    shown = raw.getvalue().decode(encoding)
+    assert "store up [not markup]" in shown
+    assert "1/60   left 0:47" in shown
+    assert "step 5 waits for tickets 81, 83 of collector-0" in shown
+    assert ("█" in shown) == (encoding == "utf-8")
+
+
+def test_a_sparkline_runs_from_the_lowest_to_the_highest_value_shown() -> None:
+    assert text.sparkline([float(n) for n in range(8)]) == "▁▂▃▄▅▆▇█"
+    assert text.sparkline([9.0, 0.0, 1.0], width=2) == "▁█"
+    assert text.sparkline([0.5, 0.5]) == "▁▁"
+    assert text.sparkline([math.nan, 1.0, None]) == " ▁ "
+    assert text.sparkline([]) == text.sparkline([math.nan]) == ""
+    assert text.sparkline([0.0, 1.0], blocks=text.ASCII_BLOCKS) == "_#"
+
+
+def test_counts_stay_within_four_characters() -> None:
+    assert [text.count(n) for n in (999.4, 999.6, 9949, 9960, 999_499, 999_600, 2.5e9)] == [
+        "999",
+        "1.0k",
+        "9.9k",
+        "10k",
+        "999k",
+        "1.0M",
+        "2.5G",
+    ]
+
+
+def test_ages_are_ordered_as_numbers() -> None:
+    assert text.shares({"10": 1, "2": 1}) == "2:50% 10:50%"
+    assert text.bars({"10": 1, "2": 3}, width=4, block="#") == "2 ### 75%  10 # 25%"
+    assert text.bars({}) == "-"
+
+
+def test_time_left_follows_the_last_steps() -> None:
+    records = [step(n, step_s=100.0) for n in range(1, 4)] + [step(n, step_s=2.0) for n in range(4, 24)]
+    assert text.time_left(records, 33) == 20.0
+    assert text.time_left(records, 10) == 0
+    assert text.time_left([], 10) is None
+
+
+def test_advice_depends_on_the_share_of_waiting() -> None:
+    assert text.advice(0.62) == "collector-bound: learner waits 62% of its time; add collectors, slots or age"
+    assert text.advice(0.03) == "learner-bound: learner waits 3% of its time; only a faster step helps"
+    assert text.advice(0.2) == "balanced: learner waits 20% of its time"
+    assert text.advice(None) == "-"
+    assert text.wait_share([{"wait_s": 1.0, "step_s": 4.0}, {"wait_s": 0.0, "step_s": 6.0}]) == 0.1
+    assert text.wait_share([{"wait_s": None}]) is None
+
+
+def test_events_read_as_lines() -> None:
+    assert text.event_line({"event": "eval", "version": 3, "success": None, "n": 4, "unscored": 2}) == (
+        "eval: version 3 has success - on 4 held-out rows, 2 unscored"
+    )
+    assert text.event_line({"event": "checkpoint", "version": 20, "path": "runs/x/20", "time": 1.0}) == (
+        "checkpoint: version 20, path runs/x/20"
+    )
+    assert text.event_line({"event": "end"}) == "end"
