@@ -1,0 +1,108 @@
+"""Options that several commands share, and the recipe they lead to."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from asyncrl.config.loading import Loaded
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+RESUMABLE = ("buffer.url", "model.path", "run.grace_s", "run.max_steps", "run.no_progress_s")
+"""Keys that `--set` may change when a run goes on; with any other it would be another run."""
+
+
+def set_option(command: F) -> F:
+    """`--set section.key=value`, as often as wanted."""
+    return click.option(
+        "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Set a recipe key, e.g. run.max_steps=20."
+    )(command)
+
+
+def resume_option(command: F) -> F:
+    """`--resume [RUN]`: None = not given, "" = the newest."""
+    return click.option(
+        "--resume",
+        is_flag=False,
+        flag_value="",
+        default=None,
+        metavar="[RUN]",
+        help="Continue RUN (a folder or a name; left out: the newest) from its newest valid checkpoint.",
+    )(command)
+
+
+def age_option(command: F) -> F:
+    """`--max-trajectory-age K`."""
+    return click.option(
+        "--max-trajectory-age",
+        type=int,
+        metavar="K",
+        help="No token older than K versions is trained; 0 = synchronous. Sets buffer.max_trajectory_age.",
+    )(command)
+
+
+def grace_option(command: F) -> F:
+    """`--grace SECONDS`."""
+    return click.option(
+        "--grace",
+        type=float,
+        metavar="SECONDS",
+        help="What the first SIGINT or SIGTERM leaves for a checkpoint. Sets run.grace_s.",
+    )(command)
+
+
+def buffer_option(command: F) -> F:
+    """`--buffer URL`."""
+    return click.option(
+        "--buffer",
+        "url",
+        envvar="ASYNCRL_BUFFER",
+        show_envvar=True,
+        metavar="URL",
+        help="The store, as `asyncrl buffer serve` prints it.",
+    )(command)
+
+
+def recipe_of(
+    recipe: str | None,
+    resumed: Path | None,
+    *,
+    overrides: Sequence[str] = (),
+    max_trajectory_age: int | None = None,
+    grace: float | None = None,
+) -> Loaded:
+    """The recipe the options lead to; that of the folder `resumed`, if one is given."""
+    from asyncrl.config.loading import load_recipe
+    from asyncrl.config.merge import flatten
+    from asyncrl.config.overrides import override_document
+
+    if grace is not None:
+        overrides = [*overrides, f"run.grace_s={grace}"]
+    if resumed is not None:
+        if recipe is not None:
+            raise click.UsageError(f"--resume takes the recipe from {resumed}; leave out {recipe!r}")
+        if max_trajectory_age is not None:
+            raise click.UsageError("--max-trajectory-age: a resumed run keeps its own")
+        for key in flatten(override_document(overrides)):
+            if key not in RESUMABLE:
+                raise click.UsageError(
+                    f"--set {key}: a resumed run keeps its own; only {', '.join(RESUMABLE)} may change"
+                )
+        recipe = str(resumed / "recipe.yaml")
+    return load_recipe(recipe, overrides=overrides, flags={"max_trajectory_age": max_trajectory_age})
+
+
+def print_summary(folder: Path) -> None:
+    """The run's ten lines, if it came so far as to write them."""
+    from asyncrl.telemetry.summary import render
+
+    summary = folder / "summary.json"
+    if summary.exists():
+        render(json.loads(summary.read_bytes()), terminal=sys.stdout.isatty(), file=sys.stdout)

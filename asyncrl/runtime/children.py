@@ -1,0 +1,92 @@
+"""One child process of a run: its command, its log, its end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from asyncio.subprocess import Process
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from asyncrl.runtime import tether
+from asyncrl.runtime.tail import last_lines
+
+TAIL = 12
+"""Log lines that are shown when a process failed."""
+
+
+class Child:
+    """`asyncrl ARGUMENTS` as a process in a session of its own, whose output goes to `log`.
+
+    A session of its own, since Ctrl-C reaches a whole foreground group at once, while a run ends in an order: the
+    learner's checkpoint needs the store. Its process group (verifiers included) is what `kill` ends.
+    """
+
+    def __init__(self, name: str, arguments: Sequence[str], *, log: Path) -> None:
+        self.name = name
+        self.log = log
+        self._arguments = arguments
+        self._process: Process | None = None
+        self._exited: asyncio.Task[int] | None = None
+
+    @property
+    def exited(self) -> asyncio.Task[int]:
+        """Done when the process has ended; its result is the exit code (negative: the signal that ended it)."""
+        assert self._exited is not None, f"{self.name} was not started"
+        return self._exited
+
+    @property
+    def running(self) -> bool:
+        return not self.exited.done()
+
+    async def start(self, environment: Mapping[str, str], *, stdin: bytes | None = None) -> None:
+        """Start it, or start it again; `environment` adds to ours, `stdin` is all that it may read."""
+        # -P: a folder in the working directory that is named like a package must not be imported instead of it.
+        argv = tether.command([sys.executable, "-P", "-m", "asyncrl.cli.main", *self._arguments])
+        with self.log.open("ab") as log:
+            self._process = await asyncio.create_subprocess_exec(
+                *argv,
+                stdin=asyncio.subprocess.DEVNULL if stdin is None else asyncio.subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, **environment},
+                start_new_session=True,
+            )
+        self._exited = asyncio.create_task(self._process.wait(), name=f"exit of {self.name}")
+        if stdin is not None:
+            assert self._process.stdin is not None
+            with suppress(BrokenPipeError, ConnectionResetError):  # it ended at once; its log says why
+                self._process.stdin.write(stdin)
+                await self._process.stdin.drain()
+                self._process.stdin.close()
+
+    def terminate(self) -> None:
+        """Ask it to stop."""
+        if self._process is not None and self.running:
+            self._process.terminate()
+
+    async def ended(self, within_s: float) -> bool:
+        """Wait for its end; whether it came in time."""
+        done, _ = await asyncio.wait({self.exited}, timeout=within_s)
+        return bool(done)
+
+    async def kill(self) -> None:
+        """End what is left of it and of its own children. Safe where it has ended, or was never started."""
+        if self._process is None:
+            return
+        with suppress(ProcessLookupError, PermissionError):  # nothing is left of the group
+            os.killpg(self._process.pid, signal.SIGKILL)
+        await self.exited
+
+    def last_words(self) -> str:
+        """The end of its log, for the person who asks why."""
+        return "\n".join([f"last lines of {self.log}:", *(f"  {line}" for line in last_lines(self.log, TAIL))])
+
+    def complaint(self) -> str:
+        """The message of a process that ended for bad usage: what it printed after its last "Error: "."""
+        lines = last_lines(self.log, TAIL)
+        starts = [n for n, line in enumerate(lines) if line.startswith("Error: ")]
+        return "\n".join(lines[starts[-1] :]).removeprefix("Error: ") if starts else self.last_words()

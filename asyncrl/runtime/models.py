@@ -1,0 +1,113 @@
+"""`model.path` -> a local folder that is complete: built in, a folder, or a Hugging Face id."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+from asyncrl.config.recipe import Model, Recipe, ReverseTask
+
+BUILTIN_TINY = "builtin:tiny"
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "spiece.model")
+
+SMALL_WEIGHTS = 64 << 20
+"""Bytes of weight files (16 M float32 parameters) below which more than one thread costs more than it gives."""
+
+
+class ModelError(Exception):
+    """model.path cannot be used; one or two lines with the value and the fix."""
+
+
+def check(recipe: Recipe) -> Path | None:
+    """What can be found out without torch, before any process starts; downloads a Hugging Face model.
+
+    None: there is no folder yet (the built-in model is made later), or none is needed. Raises ModelError.
+    """
+    if recipe.model.path == BUILTIN_TINY:
+        return None
+    if recipe.model.path.startswith("builtin:"):
+        raise ModelError(f'model.path is "{recipe.model.path}"; the only built-in model is {BUILTIN_TINY}')
+    folder = Path(recipe.model.path).expanduser()
+    if not folder.is_dir():
+        folder = _download(recipe.model)
+    _check_folder(folder)
+    return folder
+
+
+def resolve(recipe: Recipe) -> Path:
+    """The local folder of the model; makes the built-in one if it is not cached (torch, 10 to 20 s).
+
+    Raises ModelError.
+    """
+    folder = check(recipe)
+    if folder is not None:
+        return folder
+    from asyncrl.learners.tiny import ensure_tiny  # loads torch
+
+    digits = recipe.task.digits if isinstance(recipe.task, ReverseTask) else ReverseTask().digits
+    return ensure_tiny(recipe.run.seed, digits=digits)
+
+
+def threads(folder: Path | None) -> int | None:
+    """How many threads torch should use for this model: OMP_NUM_THREADS if set, 1 for a small one, else None: torch's
+    own choice. The processes of a run share the cores, and a small model's operations are too short to be split."""
+    if os.environ.get("OMP_NUM_THREADS", "").isdecimal():
+        return int(os.environ["OMP_NUM_THREADS"])
+    weights = sum(file.stat().st_size for file in _weight_files(folder)) if folder else 0
+    return 1 if weights < SMALL_WEIGHTS else None
+
+
+def max_length(recipe: Recipe, folder: Path) -> int:
+    """Tokens of the longest sequence: `model.max_length`, else what the model's configuration says.
+
+    Raises ModelError.
+    """
+    if recipe.model.max_length is not None:
+        return recipe.model.max_length
+    length = json.loads((folder / "config.json").read_bytes()).get("max_position_embeddings")
+    if not isinstance(length, int):
+        raise ModelError(f"the model {folder} does not say how long a sequence may be; set model.max_length")
+    return length
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    return [*folder.glob("*.safetensors"), *folder.glob("pytorch_model*.bin")]
+
+
+def _check_folder(folder: Path) -> None:
+    hint = "give a folder written by save_pretrained, or a Hugging Face id"
+    if not (folder / "config.json").is_file():
+        raise ModelError(f"model.path {folder} has no config.json; {hint}")
+    if not _weight_files(folder):
+        raise ModelError(f"model.path {folder} has no weights (*.safetensors); {hint}")
+    if not any((folder / name).is_file() for name in TOKENIZER_FILES):
+        raise ModelError(
+            f"model.path {folder} has no tokenizer; save one beside the weights (tokenizer.save_pretrained)"
+        )
+
+
+def _download(model: Model) -> Path:
+    neither = f'model.path "{model.path}" is neither a folder here nor a Hugging Face model'
+    if model.path.startswith((".", "/", "~")) or model.path.count("/") > 1:
+        raise ModelError(f"{neither}; check the path")
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    wanted = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
+    try:
+        return Path(
+            snapshot_download(
+                model.path,
+                revision=model.revision,
+                allow_patterns=[*wanted, "*.py"] if model.trust_remote_code else wanted,
+            )
+        )
+    except LocalEntryNotFoundError:
+        raise ModelError(f"{neither} in the local cache, and the hub cannot be reached; check the path") from None
+    except HFValidationError:
+        raise ModelError(f"{neither}; check the path") from None
+    except (HfHubHTTPError, OSError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise ModelError(f"{neither} that can be downloaded: {reason}") from None

@@ -1,0 +1,53 @@
+"""Everything a person can get wrong, checked before any process starts. Loads no torch."""
+
+from __future__ import annotations
+
+from asyncrl.buffers.store import Store, open_store
+from asyncrl.config.identity import identity_differences
+from asyncrl.config.recipe import CustomTask, Recipe, to_builtins
+from asyncrl.runtime import models
+from asyncrl.tasks.build import build_task
+
+EMBEDDED = "embedded"
+
+
+class RunInUse(Exception):
+    """The store has a run of this name already; says how it differs and what to do."""
+
+
+async def check(recipe: Recipe, *, url: str | None, resume: bool) -> None:
+    """Raises the error of the part that cannot work: DataError, TaskError, ModelError, BufferError, RunInUse.
+
+    `url`: the store, None where it is to be started. A task of the user's own is not built here: its module may load
+    anything. The collector builds it first of all.
+    """
+    if not isinstance(recipe.task, CustomTask):
+        build_task(recipe.task, seed=recipe.run.seed)
+    models.check(recipe)
+    if url is None:
+        return
+    store = await open_store(url)
+    try:
+        if not resume:
+            await refuse_in_use(store, recipe)
+    finally:
+        await store.close()
+
+
+async def refuse_in_use(store: Store, recipe: Recipe) -> None:
+    """Raise RunInUse if the store has a run of this name that a new one would disturb."""
+    name = recipe.run.name
+    buffer = await store.find_run(name)
+    if buffer is None:
+        return
+    if keys := identity_differences(buffer.recipe, to_builtins(recipe)):
+        raise RunInUse(
+            f"run.name {name!r} is in use in this store, by a run with other values of: {', '.join(keys)}\n"
+            "Give another name (--set run.name=...), or the same recipe with --resume."
+        )
+    stats = await buffer.stats()
+    if stats.lineage > 0:
+        raise RunInUse(
+            f"run.name {name!r} is in use in this store: a learner has brought it to version {stats.version}\n"
+            "Continue it with --resume, or give another name (--set run.name=...)."
+        )

@@ -1,0 +1,209 @@
+"""What a learner and a collector process do: prepare, find each other in the store, work until told to stop.
+
+Both are the same whether `asyncrl run` starts them or a person does. Each takes a `stop` event and returns when its
+work is done or stopped; what a person can have caused before the work starts is raised as the error of its part.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import sys
+import time
+import uuid
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from asyncrl.buffers.base import Member
+from asyncrl.buffers.remote import RedisBuffer
+from asyncrl.buffers.store import Store, open_store
+from asyncrl.config.errors import RecipeError
+from asyncrl.config.identity import recipe_hash
+from asyncrl.config.loading import recipe_from_document
+from asyncrl.config.recipe import Recipe, SimulatedEngine, to_builtins
+from asyncrl.config.secrets import masked
+from asyncrl.learners.limits import limits_of
+from asyncrl.runtime import models
+from asyncrl.runtime.preflight import refuse_in_use
+from asyncrl.runtime.tail import JsonLines
+from asyncrl.telemetry.console import RunConsole
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Sequence
+
+log = logging.getLogger(__name__)
+
+LOOK_AGAIN_S = 1.0
+"""How often a collector looks for its run; nothing in a store can wake who waits for a run that does not exist."""
+
+SAY_AGAIN_S = 5.0
+CONNECT_S = 5.0
+SHOW_S = 0.5
+
+
+class RunNotFound(Exception):
+    """No run of this name appeared in time; names the store, the run and what is missing."""
+
+
+class RunFailed(Exception):
+    """The work itself failed, after everything a person can get wrong had been checked."""
+
+
+def log_to_stderr() -> None:
+    """Messages of this process: asyncrl's from INFO on, others' from WARNING on."""
+    logging.basicConfig(
+        stream=sys.stderr, level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    logging.getLogger("asyncrl").setLevel(logging.INFO)
+
+
+async def learner(recipe: Recipe, *, url: str, folder: Path, resume: bool, stop: asyncio.Event) -> None:
+    """Train the run into `folder`: create it in the store at `url`, or continue it from its newest valid checkpoint.
+
+    Raises RunInUse, BufferError, ModelError before the work, RunFailed after.
+    """
+    store = await open_store(url)
+    try:
+        # The run appears when its model is there: a collector on this host then finds the built-in one made.
+        model_path = await asyncio.to_thread(models.resolve, recipe)
+        _use_threads(model_path)
+        buffer = await _claim_run(store, recipe, model_path, resume=resume)
+        from asyncrl.learners.service import learn  # loads torch
+
+        checkpoints = folder / "checkpoints"
+        await _work(
+            learn(
+                recipe,
+                buffer,
+                run_dir=folder,
+                model_path=model_path,
+                resume=checkpoints if resume else None,
+                stop=stop,
+            ),
+            "the learner",
+        )
+    finally:
+        await store.close()
+
+
+async def collector(
+    *, url: str, run: str, name: str, wait_s: float, overrides: Sequence[str], stop: asyncio.Event
+) -> None:
+    """Collect for `run`, whose recipe comes from the store at `url`; waits `wait_s` seconds for both to be there.
+
+    `overrides`: `--set` texts for keys of this host. Raises RunNotFound, RecipeError, BufferError, ModelError before
+    the work, RunFailed after.
+    """
+    from asyncrl.collectors.service import collect  # loads torch while the learner gets ready
+
+    found = await _wait_for_run(url, run, wait_s, stop)
+    if found is None:
+        return
+    store, buffer = found
+    try:
+        recipe = recipe_from_document(buffer.recipe, overrides=overrides)
+        simulated = isinstance(recipe.collector.engine, SimulatedEngine)
+        model_path = None if simulated else await asyncio.to_thread(models.resolve, recipe)
+        _use_threads(model_path)
+        member = Member(name=name, incarnation=uuid.uuid4().hex)
+        await _work(collect(recipe, buffer, member, model_path=model_path, stop=stop), f"collector {name}")
+    finally:
+        await store.close()
+
+
+async def show_steps(recipe: Recipe, folder: Path, *, from_end: bool) -> None:
+    """Print the run's steps as they are written, for a learner without a supervisor; ends when cancelled."""
+    metrics = JsonLines(folder / "metrics.jsonl", from_end=from_end)
+    console = RunConsole(recipe.run.max_steps, terminal=False, file=sys.stdout)
+    try:
+        while True:
+            for record in metrics.read():
+                console.on_record(record)
+            await asyncio.sleep(SHOW_S)
+    finally:
+        for record in metrics.read():
+            console.on_record(record)
+        console.close()
+
+
+def default_name() -> str:
+    """A collector's name where none is given: unique among the processes of all hosts."""
+    return f"{socket.gethostname()}-{os.getpid()}"
+
+
+async def _claim_run(store: Store, recipe: Recipe, model_path: Path, *, resume: bool) -> RedisBuffer:
+    name = recipe.run.name
+    if resume and (buffer := await store.find_run(name)) is not None:
+        return buffer
+    document = to_builtins(recipe)
+    document["buffer"]["url"] = masked(recipe.buffer.url)  # who reads this has a URL of its own, with its own password
+    await refuse_in_use(store, recipe)
+    try:
+        limits = limits_of(recipe, max_length=models.max_length(recipe, model_path))
+    except ValueError as error:
+        raise RecipeError(str(error)) from None
+    return await store.create_run(name, recipe=document, recipe_hash=recipe_hash(recipe), limits=limits)
+
+
+async def _wait_for_run(url: str, run: str, wait_s: float, stop: asyncio.Event) -> tuple[Store, RedisBuffer] | None:
+    """The run, once store and run are there; None if stopped meanwhile. Raises RunNotFound after `wait_s` seconds."""
+    started = time.monotonic()
+    said = -SAY_AGAIN_S
+    store: Store | None = None
+    while not stop.is_set():
+        if store is None and await _is_listening(url):
+            store = await open_store(url)
+        if store is None:
+            missing = f"a store at {masked(url)}: nothing listens there"
+        elif (buffer := await store.find_run(run)) is not None:
+            return store, buffer
+        else:
+            missing = f"run {run!r} in the store at {masked(url)}: no learner has created it"
+        waited = time.monotonic() - started
+        if waited >= wait_s:
+            if store is not None:
+                await store.close()
+            raise RunNotFound(f"gave up after {wait_s:.0f} s of waiting for {missing}")
+        if waited - said >= SAY_AGAIN_S:
+            said = waited
+            log.info("waiting for %s (%.0f of %.0f s)", missing, waited, wait_s)
+        try:
+            await asyncio.wait_for(stop.wait(), LOOK_AGAIN_S)
+        except TimeoutError:
+            continue
+    if store is not None:
+        await store.close()
+    return None
+
+
+async def _is_listening(url: str) -> bool:
+    """Whether there is a server at all. What is wrong with one that is there will not change by waiting."""
+    parts = urlsplit(url)
+    try:
+        async with asyncio.timeout(CONNECT_S):
+            if parts.scheme == "unix":
+                _, writer = await asyncio.open_unix_connection(parts.path)
+            else:
+                _, writer = await asyncio.open_connection(parts.hostname or "localhost", parts.port or 6379)
+    except (OSError, TimeoutError):
+        return False
+    writer.close()
+    return True
+
+
+async def _work(work: Awaitable[None], what: str) -> None:
+    try:
+        await work
+    except Exception as error:
+        log.exception("%s failed", what)
+        raise RunFailed(f"{what} failed: {type(error).__name__}: {error}") from error
+
+
+def _use_threads(model_path: Path | None) -> None:
+    import torch
+
+    if (count := models.threads(model_path)) is not None:
+        torch.set_num_threads(count)

@@ -1,0 +1,202 @@
+"""`asyncrl run`: store, learner and collector as children of one process that watches them and does nothing else.
+
+It starts what a person could start by hand, with the same commands. The learner's end is the run's end; a collector
+that dies is started again. Whatever happens to this process, no child outlives it (see `tether`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from asyncrl.buffers.base import BufferError, Stats
+from asyncrl.buffers.remote import RedisBuffer
+from asyncrl.buffers.server import EmbeddedServer
+from asyncrl.buffers.store import Store, open_store
+from asyncrl.config.recipe import Recipe, to_builtins
+from asyncrl.runtime.children import Child
+from asyncrl.runtime.preflight import EMBEDDED
+from asyncrl.runtime.restarts import LIMIT, WINDOW_S, Restarts
+from asyncrl.runtime.tail import JsonLines
+from asyncrl.telemetry.console import RunConsole
+
+TICK_S = 0.5
+"""How often the console is drawn. Ends of processes and signals do not wait for it."""
+
+STATS_S = 5.0
+"""Longest a look into the store may take; without an answer the console shows the last one."""
+
+LEAVE_S = 10.0
+"""What a collector gets to leave after the learner has ended."""
+
+HANG_S = 120.0
+"""Beyond run.no_progress_s, after which the learner ends by itself and says why, the learner itself must hang."""
+
+SHUTDOWN_S = 30.0
+"""Beyond the learner's grace: for collectors and the store to end in order."""
+
+USAGE = 2
+"""Exit code of a process that was given something it cannot work with: starting it again cannot help."""
+
+
+class Supervisor:
+    """One run in one folder. `run` returns its exit code; `failure` then says why it is not 0."""
+
+    def __init__(self, recipe: Recipe, folder: Path, *, resume: bool) -> None:
+        self.failure = ""
+        self._recipe = recipe
+        self._folder = folder
+        self._console = RunConsole(recipe.run.max_steps, terminal=sys.stdout.isatty(), file=sys.stdout)
+        self._metrics = JsonLines(folder / "metrics.jsonl", from_end=resume)
+        self._learner = self._child("learner", "learner", "-", "--run-dir", str(folder), *["--resume"] * resume)
+        self._collector = self._child("collector-0", "collector", "--run", recipe.run.name, "--name", "collector-0")
+        self._restarts = Restarts()
+        self._restart_at: float | None = None
+        self._step = 0
+        self._moved = time.monotonic()
+        self._server: EmbeddedServer | None = None
+        self._store: Store | None = None
+        self._buffer: RedisBuffer | None = None
+        self._stats: Stats | None = None
+
+    async def run(self, stop: asyncio.Event) -> int:
+        """Start everything, watch it until the learner ends or `stop` is set, end everything."""
+        async with self._served() as url:
+            # The URL goes through the environment, not the arguments: it may hold a password, and `ps` shows those.
+            environment = {"ASYNCRL_BUFFER": url}
+            try:
+                await self._learner.start(environment, stdin=msgspec.json.encode(to_builtins(self._recipe)))
+                await self._collector.start(environment)
+                return await self._watch(url, environment, stop)
+            finally:
+                await self._learner.kill()
+                await self._collector.kill()
+                self._console.close()
+                if self._store is not None:
+                    await self._store.close()
+
+    @asynccontextmanager
+    async def _served(self) -> AsyncIterator[str]:
+        if self._recipe.buffer.url != EMBEDDED:
+            yield self._recipe.buffer.url
+            return
+        async with EmbeddedServer(self._folder) as self._server:
+            yield self._server.url
+
+    def _child(self, name: str, *arguments: str) -> Child:
+        return Child(name, arguments, log=self._folder / "logs" / f"{name}.log")
+
+    async def _watch(self, url: str, environment: dict[str, str], stop: asyncio.Event) -> int:
+        stopping = asyncio.create_task(stop.wait())
+        try:
+            while True:
+                await self._next_event(stopping)
+                await self._look(url)
+                if stop.is_set():
+                    return await self._stop_all()
+                if not self._learner.running:
+                    return await self._learner_ended()
+                if (failure := self._trouble()) is not None:
+                    self.failure = failure
+                    await self._stop_all()
+                    return 1
+                if (code := await self._tend_collector(environment)) is not None:
+                    await self._stop_all()
+                    return code
+        finally:
+            stopping.cancel()
+
+    async def _next_event(self, stopping: asyncio.Task[bool]) -> None:
+        waited: set[asyncio.Task[Any]] = {stopping, self._learner.exited}
+        if self._restart_at is None:
+            waited.add(self._collector.exited)
+        await asyncio.wait(waited, timeout=TICK_S, return_when=asyncio.FIRST_COMPLETED)
+
+    def _trouble(self) -> str | None:
+        """What ends the run besides its processes' own ends."""
+        if self._server is not None and self._server.returncode is not None:
+            return f"the store ended with code {self._server.returncode}; its log: {self._server.log}"
+        limit = self._recipe.run.no_progress_s + HANG_S
+        if time.monotonic() - self._moved > limit:
+            return f"no step for {limit:.0f} s and no word from the learner\n{self._learner.last_words()}"
+        return None
+
+    async def _tend_collector(self, environment: dict[str, str]) -> int | None:
+        """Start the collector again where it died; an exit code where that cannot help."""
+        now = time.monotonic()
+        if self._restart_at is not None:
+            if now >= self._restart_at:
+                self._restart_at = None
+                await self._collector.start(environment)
+            return None
+        if self._collector.running or (self._stats is not None and self._stats.phase == "ended"):
+            return None
+        code = self._collector.exited.result()
+        await self._collector.kill()  # what it left behind of its own children
+        if code == USAGE:
+            self.failure = self._collector.complaint()
+            return USAGE
+        delay = self._restarts.died(now, self._step)
+        if delay is None:
+            self.failure = (
+                f"{self._collector.name} ended {self._restarts.count} times in {WINDOW_S / 60:.0f} minutes without a "
+                f"step in between, the last time with code {code}\n{self._collector.last_words()}"
+            )
+            return 1
+        self._console.note(
+            f"{self._collector.name} ended with code {code}; starting it again in {delay:.0f} s "
+            f"({self._restarts.count} of {LIMIT}); its log: {self._collector.log}"
+        )
+        self._restart_at = now + delay
+        return None
+
+    async def _learner_ended(self) -> int:
+        code = self._learner.exited.result()
+        if code == 0:  # the store has told the collector that the run has ended
+            await self._collector.ended(LEAVE_S)
+        self._collector.terminate()
+        await self._collector.ended(LEAVE_S)
+        if code == 0:
+            return 0
+        if code == USAGE:
+            self.failure = self._learner.complaint()
+            return USAGE
+        self.failure = f"the learner ended with code {code}\n{self._learner.last_words()}"
+        return 1
+
+    async def _stop_all(self) -> int:
+        """Let the learner checkpoint within the grace, then let go."""
+        self._learner.terminate()
+        self._collector.terminate()
+        if not await self._learner.ended(self._recipe.run.grace_s):
+            self._console.note(f"the learner did not stop within {self._recipe.run.grace_s:.0f} s; ending it")
+        await self._collector.ended(LEAVE_S)
+        return 0
+
+    async def _look(self, url: str) -> None:
+        """Show what is new in the metrics and the store."""
+        for record in self._metrics.read():
+            if "step" in record and "event" not in record:
+                self._step = int(record["step"])
+                self._moved = time.monotonic()
+            self._console.on_record(record)
+        # A store that does not answer now is no reason to end a run that the learner goes on with: the last
+        # snapshot stays on the console, and the processes that need the store have deadlines of their own.
+        with suppress(BufferError, OSError, TimeoutError):
+            async with asyncio.timeout(STATS_S):
+                if self._store is None:
+                    self._store = await open_store(url)
+                if self._buffer is None:
+                    self._buffer = await self._store.find_run(self._recipe.run.name)
+                if self._buffer is not None:
+                    self._stats = await self._buffer.stats()
+        if self._stats is not None:
+            self._console.on_stats(dataclasses.asdict(self._stats))

@@ -1,0 +1,38 @@
+"""Reading a file that another process is writing."""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+
+class JsonLines:
+    """The finished lines of a growing JSONL file, each once."""
+
+    def __init__(self, path: Path, *, from_end: bool = False) -> None:
+        """`from_end`: only what is written from now on (a resumed run's file has the earlier steps)."""
+        self._path = path
+        self._offset = path.stat().st_size if from_end and path.exists() else 0
+
+    def read(self) -> list[dict[str, Any]]:
+        """What was finished since the last call; [] while the file does not exist."""
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._offset)
+                new = file.read()
+        except FileNotFoundError:
+            return []
+        whole = new[: new.rfind(b"\n") + 1]  # the last line may be half written
+        self._offset += len(whole)
+        return [json.loads(line) for line in whole.splitlines() if line.strip()]
+
+
+def last_lines(path: Path, count: int) -> list[str]:
+    """The last `count` lines of a log that are not empty; [] if there is none."""
+    try:
+        with path.open(errors="replace") as file:
+            return list(deque((line.rstrip() for line in file if line.strip()), count))
+    except FileNotFoundError:
+        return []
