@@ -36,7 +36,6 @@ class RunConsole:
         if terminal:
             console = Console(file=file, force_terminal=True)
             self._live = Live(console=console, auto_refresh=False, redirect_stdout=False, redirect_stderr=False)
-            self._live.start()
 
     def on_record(self, record: Mapping[str, Any]) -> None:
         """A line of metrics.jsonl: a step, or an object with the key `event`."""
@@ -67,8 +66,8 @@ class RunConsole:
 
     def close(self) -> None:
         """Leave the last state of the panel on the screen. Nothing is shown after it."""
+        self._refresh()
         if self._live is not None:
-            self._refresh()
             self._live.stop()
 
     def _print(self, line: str) -> None:
@@ -77,6 +76,7 @@ class RunConsole:
 
     def _refresh(self) -> None:
         if self._live is not None and (self._records or self._stats):
+            self._live.start()  # hides the cursor until `close`, so not before there is something to show
             self._live.update(self._panel(ascii_only=self._live.console.options.ascii_only), refresh=True)
 
     def _panel(self, *, ascii_only: bool) -> Panel:

@@ -145,12 +145,12 @@ def advice(share: float | None) -> str:
     """One line on which side holds the run up, from the learner's share of waiting."""
     if share is None:
         return "-"
-    waits = f"learner waits {percent(share)} of its time"
+    waits = f"learner waits {percent(share)}"
     if share >= COLLECTOR_BOUND:
-        return f"collector-bound: {waits}; add collectors, slots or age"
+        return f"collector-bound, {waits}: add collectors, slots or age"
     if share <= LEARNER_BOUND:
-        return f"learner-bound: {waits}; only a faster step helps"
-    return f"balanced: {waits}"
+        return f"learner-bound, {waits}: only a faster step helps"
+    return f"balanced, {waits}"
 
 
 def step_line(record: Mapping[str, Any], *, max_steps: int, left_s: float | None) -> str:

@@ -106,7 +106,7 @@ def test_the_panel_shows_everything_asked_for() -> None:
         ("ess", "0.987"),
         ("weights", "learner:2 collector-0:1"),
         ("waiting", "-"),
-        ("advice", "collector-bound: learner waits 40% of its time; add collectors, slots or age"),
+        ("advice", "collector-bound, learner waits 40%: add collectors, slots or age"),
     ]
 
 
@@ -125,6 +125,13 @@ def test_before_the_first_step_the_panel_shows_what_the_store_knows() -> None:
     assert rows["step"] == "0/60   left -"
     assert rows["buffer"] == "held 1   leased 16   in flight 8"
     assert rows["advice"] == "-"
+
+
+def test_a_console_that_had_nothing_to_show_leaves_the_terminal_alone() -> None:
+    file = io.StringIO()
+    console = RunConsole(60, terminal=True, file=file)
+    console.close()
+    assert file.getvalue() == ""
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
@@ -179,9 +186,9 @@ def test_time_left_follows_the_last_steps() -> None:
 
 
 def test_advice_depends_on_the_share_of_waiting() -> None:
-    assert text.advice(0.62) == "collector-bound: learner waits 62% of its time; add collectors, slots or age"
-    assert text.advice(0.03) == "learner-bound: learner waits 3% of its time; only a faster step helps"
-    assert text.advice(0.2) == "balanced: learner waits 20% of its time"
+    assert text.advice(0.62) == "collector-bound, learner waits 62%: add collectors, slots or age"
+    assert text.advice(0.03) == "learner-bound, learner waits 3%: only a faster step helps"
+    assert text.advice(0.2) == "balanced, learner waits 20%"
     assert text.advice(None) == "-"
     assert text.wait_share([{"wait_s": 1.0, "step_s": 4.0}, {"wait_s": 0.0, "step_s": 6.0}]) == 0.1
     assert text.wait_share([{"wait_s": None}]) is None
