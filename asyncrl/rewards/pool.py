@@ -26,6 +26,7 @@ from asyncrl.rewards.worker import HEADER, Ready, Start
 logger = logging.getLogger(__name__)
 
 START_LIMIT_S = 60.0  # built-in tasks need 0.1 s; a task of a user's may import a library as heavy as torch
+LATE_LOOP_S = 0.05  # a few turns of a busy event loop; little beside what a killed process costs
 REAP_LIMIT_S = 5.0  # for the kernel to hand over a process that was killed
 
 
@@ -210,12 +211,14 @@ async def _exchange(process: asyncio.subprocess.Process, request: bytes) -> byte
 async def _within(exchange: Coroutine[Any, Any, bytes], limit_s: float) -> bytes | None:
     """The exchange's reply, None if it is not there after `limit_s`.
 
-    Waits on a task of its own and looks at it after the limit, so that a reply counts which arrived in time while this
-    process was busy; `asyncio.timeout` would throw it away.
+    A reply that came in time counts though this process was too busy to look: after the limit the loop gets
+    `LATE_LOOP_S` to hand over what has arrived. `asyncio.timeout` would throw it away.
     """
     task = asyncio.create_task(exchange)
     try:
         await asyncio.wait({task}, timeout=limit_s)
+        if not task.done():
+            await asyncio.wait({task}, timeout=LATE_LOOP_S)
         return task.result() if task.done() else None
     finally:
         task.cancel()

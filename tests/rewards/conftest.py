@@ -1,0 +1,67 @@
+"""Pools over scorers that are written in the test, and a way to wait for a process that is not a child."""
+
+from __future__ import annotations
+
+import os
+import select
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from asyncrl.rewards.pool import VerifierPool
+
+NUMBERS = count()
+HEAD = "import os, subprocess, sys, time\n\nclass Scorer:\n    def part_weights(self): return {}\n"
+
+MakePool = Callable[..., AbstractAsyncContextManager[VerifierPool]]
+
+
+@pytest.fixture
+def write_scorer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
+    """The factory "module:Scorer" of a module that the worker can import; the text is the body of the class."""
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def write(body: str) -> str:
+        name = f"scorer_of_test_{next(NUMBERS)}"
+        lines = "".join(f"    {line}\n" for line in body.splitlines())
+        (tmp_path / f"{name}.py").write_text(HEAD + lines)
+        return f"{name}:Scorer"
+
+    return write
+
+
+@pytest.fixture
+def make_pool(write_scorer: Callable[[str], str]) -> MakePool:
+    @asynccontextmanager
+    async def make(
+        body: str, *, workers: int = 1, timeout_s: float = 30.0, arguments: dict[str, Any] | None = None
+    ) -> AsyncIterator[VerifierPool]:
+        pool = VerifierPool(write_scorer(body), arguments or {}, workers=workers, timeout_s=timeout_s)
+        await pool.start()
+        try:
+            yield pool
+        finally:
+            await pool.close()
+
+    return make
+
+
+def ends_within(pid: int, limit_s: float) -> bool:
+    """Whether a process, which need not be a child, is gone (or a zombie) within the limit."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        return bool(select.select([descriptor], [], [], limit_s)[0])
+    finally:
+        os.close(descriptor)
+
+
+@pytest.fixture
+def process_ends_within() -> Callable[[int, float], bool]:
+    return ends_within
