@@ -52,8 +52,8 @@ DATA_START = 4096
 """Bytes. Tensors begin on a page of their own."""
 
 
-class ShmDocument(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What a receiver needs to find and check one version; announced through the buffer."""
+class ShmDocument(msgspec.Struct, frozen=True, kw_only=True):
+    """What a receiver needs to find and check one version; announced through the buffer, which may add keys."""
 
     transport: str = "shm"
     host: str

@@ -251,6 +251,11 @@ def test_a_document_that_contradicts_itself_is_refused(
         stage(document)
 
 
+def test_keys_that_others_add_to_the_document_are_ignored(publisher: ShmPublisher) -> None:
+    document = publisher.publish(Weights(1, 0), constant(1), tied={}, in_use=set())
+    assert stage({**document, "fork": {"parent": 0, "version": 0}})["t0"].tolist() == [1, 1, 1, 1]
+
+
 def test_another_format_is_refused(publisher: ShmPublisher) -> None:
     document = publisher.publish(Weights(1, 0), constant(0), tied={}, in_use=set())
     document["manifest"]["format"] = 2
