@@ -111,8 +111,8 @@ class Engine(Protocol):
         """Load what is needed to stage weights; serves nothing yet."""
 
     async def generate(self, request: Request) -> Completion:
-        """Run one request; queues if no slot is free. Raises EngineError if the engine died, ValueError for a request it
-        cannot serve exactly (the message says what and why)."""
+        """Run one request; queues if no slot is free. Raises EngineError if the engine died or serves nothing yet,
+        ValueError for a request it cannot serve exactly (the message says what and why)."""
 
     def abort(self, request_ids: Sequence[str]) -> None:
         """End these requests at the next decode step: their `generate` returns the partial, finish_reason "abort"."""

@@ -1,0 +1,57 @@
+"""Which weights sampled which tokens: the bookkeeping both engines stamp their completions with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from asyncrl.collectors.engines.base import Span
+from asyncrl.staleness import Weights
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What an engine samples from: the name of the weights and the checksum computed over what is really served."""
+
+    weights: Weights
+    checksum: str
+
+
+@dataclass(slots=True)
+class Stretches:
+    """The version stretches of one completion while it grows.
+
+    >>> one, two = Served(Weights(1, 4), "aa"), Served(Weights(1, 5), "bb")
+    >>> stretches = Stretches()
+    >>> stretches.mark(0, one)
+    >>> stretches.mark(3, two)
+    >>> [(span.weights.version, span.start, span.end) for span in stretches.spans(5)]
+    [(4, 0, 3), (5, 3, 5)]
+    """
+
+    _starts: list[tuple[int, Served]] = field(default_factory=list)
+
+    def mark(self, position: int, served: Served) -> None:
+        """Tokens from `position` on are sampled from `served`. Positions never decrease."""
+        while self._starts and self._starts[-1][0] >= position:
+            self._starts.pop()  # weights that came and went between two tokens sampled nothing
+        if not self._starts or self._starts[-1][1] != served:
+            self._starts.append((position, served))
+
+    def spans(self, total: int) -> tuple[Span, ...]:
+        """The spans of the first `total` tokens, in order, without gaps; none is empty."""
+        ends = [*(start for start, _ in self._starts[1:]), total]
+        return tuple(
+            Span(weights=served.weights, start=start, end=min(end, total), checksum=served.checksum)
+            for (start, served), end in zip(self._starts, ends, strict=False)  # nothing sampled: no start, one end
+            if start < min(end, total)
+        )
+
+
+def token_versions(spans: Sequence[Span]) -> NDArray[np.int32]:
+    """One version per token, int32 [T], from spans that cover tokens 0 .. T."""
+    versions = np.array([span.weights.version for span in spans], dtype=np.int32)
+    return np.repeat(versions, [span.end - span.start for span in spans])

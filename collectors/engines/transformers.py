@@ -1,0 +1,360 @@
+"""The transformers engine: any `AutoModelForCausalLM`, continuous batching, weights exchanged between two decode steps.
+
+Two threads. The asyncio thread checks requests and hands out futures. The decode thread owns model, cache and rows; it
+takes commands from an inbox between steps and reports back through the loop. All shared state is the inbox, and numbers
+and lists that one side only writes and the other only reads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from asyncrl.collectors.engines.base import Completion, Engine, EngineError, KvMode, Request
+from asyncrl.collectors.engines.decode import Decoder, Generation
+from asyncrl.collectors.engines.live import LiveModel, load_model
+from asyncrl.collectors.engines.spans import Served
+from asyncrl.staleness import Weights
+from asyncrl.weights.base import StagedWeights, WeightsError
+
+_CLOSE_S = 30.0
+"""How long `close` waits for the decode thread: it looks at its inbox after every forward, and none takes so long."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Submit:
+    generation: Generation
+
+
+@dataclass(frozen=True, slots=True)
+class _Abort:
+    ids: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Activate:
+    kv: KvMode
+    answer: asyncio.Future[Served]
+
+
+@dataclass(frozen=True, slots=True)
+class _Close:
+    pass
+
+
+_Command = _Submit | _Abort | _Activate | _Close
+
+
+class TransformersEngine(Engine):
+    """`slots` requests decode at once. `max_length` bounds prompt + completion in tokens; None: the model's own bound.
+
+    dtype: a torch dtype's name. attn: transformers' attn_implementation, or "auto". For metrics: `generated_tokens`,
+    `staged_s` and `paused_s` (seconds, totals; decoding stands still during the latter only).
+    """
+
+    def __init__(
+        self,
+        name: str,
+        model_path: Path,
+        *,
+        slots: int,
+        max_length: int | None,
+        dtype: str,
+        attn: str,
+        trust_remote_code: bool,
+    ) -> None:
+        if slots < 1:
+            raise ValueError(f"an engine needs at least one slot, got {slots}")
+        self.name = name
+        self.staged_s = 0.0
+        self._model_path = model_path
+        self._slots = slots
+        self._max_length = max_length
+        self._load_arguments: dict[str, Any] = {"dtype": dtype, "attn": attn, "trust_remote_code": trust_remote_code}
+        self._thread: _DecodeThread | None = None
+        self._live: LiveModel | None = None
+        self._vocabulary = 0
+        self._limit = 0
+        self._active: dict[str, tuple[Generation, asyncio.Future[Completion]]] = {}
+        self._activations: set[asyncio.Future[Served]] = set()
+        self._ended: BaseException | None = None  # why the decode thread no longer runs
+
+    @property
+    def slots(self) -> int:
+        return self._slots
+
+    @property
+    def free_slots(self) -> int:
+        return max(0, self._slots - len(self._active))
+
+    @property
+    def serving(self) -> Weights | None:
+        served = self._thread.served if self._thread else None
+        return served.weights if served else None
+
+    @property
+    def checksum(self) -> str:
+        served = self._thread.served if self._thread else None
+        return served.checksum if served else ""
+
+    @property
+    def generated_tokens(self) -> int:
+        return self._thread.decoder.sampled if self._thread else 0
+
+    @property
+    def paused_s(self) -> float:
+        return self._thread.paused_s if self._thread else 0.0
+
+    async def start(self) -> None:
+        """Load the model and start decoding. Raises EngineError if the model cannot be loaded or decoded exactly."""
+        loop = asyncio.get_running_loop()
+        try:
+            model = await asyncio.to_thread(load_model, self._model_path, **self._load_arguments)
+        except Exception as error:
+            raise EngineError(
+                f"engine {self.name} cannot load {self._model_path}: {type(error).__name__}: {error}"
+            ) from error
+        text = model.config.get_text_config()
+        self._vocabulary = text.vocab_size
+        own = getattr(text, "max_position_embeddings", None)
+        if self._max_length is None and own is None:
+            raise EngineError(f"{self._model_path} states no max_position_embeddings: set model.max_length")
+        self._limit = min(length for length in (self._max_length, own) if length is not None)
+        decoder = Decoder(model, slots=self._slots)
+        await asyncio.to_thread(_check_exact, decoder)
+        self._live = LiveModel(model)
+        self._thread = _DecodeThread(
+            f"decode-{self.name}", decoder, self._live, loop, on_finished=self._finish, on_end=self._end
+        )
+        self._thread.start()
+
+    async def generate(self, request: Request) -> Completion:
+        """See Engine. Cancelling it aborts the request."""
+        if self._ended is not None:
+            raise self._error()
+        if self._thread is None or self._thread.served is None:
+            raise EngineError(f"engine {self.name} serves nothing yet: stage and activate weights before generate()")
+        generation = self._admit(request)
+        future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
+        self._active[request.id] = (generation, future)
+        self._thread.put(_Submit(generation))
+        try:
+            return await future
+        except asyncio.CancelledError:
+            self.abort([request.id])
+            raise
+
+    def abort(self, request_ids: Sequence[str]) -> None:
+        if self._thread is not None and self._ended is None:
+            self._thread.put(_Abort(frozenset(request_ids)))
+
+    def progress(self, request_id: str) -> int:
+        active = self._active.get(request_id)
+        return len(active[0].tokens) if active else 0
+
+    async def stage(self, staged: StagedWeights) -> None:
+        """Copy verified weights beside the served ones. Raises WeightsError if they do not fit the model."""
+        if self._ended is not None:
+            raise self._error()
+        if self._live is None:
+            raise EngineError(f"engine {self.name} is not started")
+        began = time.perf_counter()
+        await asyncio.to_thread(self._live.stage, staged)
+        self.staged_s += time.perf_counter() - began
+
+    async def activate(self, kv: KvMode = "keep") -> Weights:
+        """Switch between two decode steps. Raises WeightsError if nothing is staged or the live tensors do not have the
+        announced checksum; the old weights then go on being served."""
+        if self._ended is not None:
+            raise self._error()
+        if self._thread is None:
+            raise EngineError(f"engine {self.name} is not started")
+        answer: asyncio.Future[Served] = asyncio.get_running_loop().create_future()
+        self._activations.add(answer)
+        answer.add_done_callback(self._activations.discard)
+        self._thread.put(_Activate(kv, answer))
+        return (await answer).weights
+
+    async def close(self) -> None:
+        """End the decode thread; what still runs raises EngineError. Raises EngineError if it does not end in time."""
+        if self._thread is None:
+            return
+        self._thread.put(_Close())
+        await asyncio.to_thread(self._thread.join, _CLOSE_S)
+        self._end(None)
+        if self._thread.is_alive():
+            raise EngineError(f"engine {self.name}: the decode thread is still in a forward after {_CLOSE_S:.0f} s")
+
+    def _admit(self, request: Request) -> Generation:
+        """The request as something that runs. Raises ValueError if it cannot be served exactly."""
+        sampling, length = request.sampling, len(request.token_ids)
+
+        def refuse(why: str) -> ValueError:
+            return ValueError(f"request {request.id}: {why}")
+
+        if request.id in self._active:
+            raise refuse("a request of this id is running: ids must be unique")
+        if sampling.top_p != 1.0 or sampling.top_k != -1:
+            raise refuse(
+                f"top_p {sampling.top_p} / top_k {sampling.top_k}: this engine has no exact log-probabilities under "
+                "truncation; use top_p 1.0 and top_k -1"
+            )
+        if not (math.isfinite(sampling.temperature) and sampling.temperature >= 0):
+            raise refuse(f"temperature {sampling.temperature} is not a number >= 0")
+        if sampling.max_tokens < 1:
+            raise refuse(f"max_tokens {sampling.max_tokens} leaves nothing to sample")
+        if not 0 < length < self._limit:
+            raise refuse(f"a prompt of {length} tokens; this model takes 1 to {self._limit - 1}")
+        if min(request.token_ids) < 0 or max(request.token_ids) >= self._vocabulary:
+            raise refuse(f"a prompt token is outside the model's vocabulary of {self._vocabulary}")
+        return Generation(request, budget=min(sampling.max_tokens, self._limit - length))
+
+    def _finish(self, finished: Sequence[Generation]) -> None:
+        for generation in finished:
+            _, future = self._active.pop(generation.request.id, (generation, None))
+            if future is not None and not future.done():
+                future.set_result(generation.completion())
+
+    def _end(self, cause: BaseException | None) -> None:
+        """The decode thread is gone: nobody may wait for it any longer."""
+        self._ended = self._ended or cause or EngineError("it was closed")
+        waiting = [future for _, future in self._active.values()]
+        self._active.clear()
+        for future in waiting:
+            if not future.done():
+                future.set_exception(self._error())
+        for answer in self._activations:
+            if not answer.done():
+                answer.set_exception(self._error())
+
+    def _error(self) -> EngineError:
+        cause = self._ended
+        detail = str(cause) if isinstance(cause, EngineError) else f"{type(cause).__name__}: {cause}"
+        error = EngineError(f"engine {self.name} does not decode any more: {detail}")
+        error.__cause__ = cause
+        return error
+
+
+class _DecodeThread(threading.Thread):
+    """Owns the decoder. `served`, `paused_s` and the decoder's counters are written here and read from anywhere."""
+
+    def __init__(
+        self,
+        name: str,
+        decoder: Decoder,
+        live: LiveModel,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        on_finished: Callable[[list[Generation]], None],
+        on_end: Callable[[BaseException | None], None],
+    ) -> None:
+        super().__init__(name=name, daemon=True)  # daemon: a process that forgot close() can still exit
+        self.decoder = decoder
+        self.served: Served | None = None
+        self.paused_s = 0.0
+        self._live = live
+        self._loop = loop
+        self._on_finished = on_finished
+        self._on_end = on_end
+        self._queue: dict[str, Generation] = {}  # waiting for a slot, first come first served
+        self._inbox: list[_Command] = []
+        self._news = threading.Condition()
+
+    def put(self, command: _Command) -> None:
+        """Hand over a command; it is looked at before the next decode step."""
+        with self._news:
+            self._inbox.append(command)
+            self._news.notify()
+
+    def run(self) -> None:
+        cause: BaseException | None = None
+        try:
+            with torch.inference_mode():
+                while self._turn():
+                    pass
+        except BaseException as error:
+            # Everything, SystemExit of model code included: whoever waits for this thread must hear of its end.
+            cause = error
+        self._post(self._on_end, cause)
+
+    def _turn(self) -> bool:
+        """Commands, newcomers, one decode step. False: it was the last turn."""
+        commands = self._take()
+        finished: list[Generation] = []
+        for command in commands:
+            match command:
+                case _Submit(generation):
+                    self._queue[generation.request.id] = generation
+                case _Abort(ids):
+                    finished += self._abort(ids)
+                case _Activate():
+                    self._activate(command)
+                case _Close():
+                    return False
+        if self.served is not None:
+            newcomers = [self._queue.pop(id) for id in list(self._queue)[: self.decoder.free]]
+            if newcomers:
+                finished += self.decoder.join(newcomers, self.served)
+            if self.decoder.running:
+                finished += self.decoder.step(self.served)
+        if finished:
+            self._post(self._on_finished, finished)
+        return True
+
+    def _take(self) -> list[_Command]:
+        """All commands at hand. With nothing to decode it sleeps without a limit: every event that could change that
+        (submit, abort, activate, close) comes through `put`, which wakes it."""
+        with self._news:
+            while not self._inbox and not self.decoder.running and not self._queue:
+                self._news.wait()
+            commands, self._inbox = self._inbox, []
+            return commands
+
+    def _abort(self, ids: frozenset[str]) -> list[Generation]:
+        aborted = [self._queue.pop(id) for id in ids if id in self._queue]
+        for generation in (*aborted, *self.decoder.running):
+            if generation.request.id in ids:
+                generation.finish_reason = "abort"
+        return aborted + self.decoder.sweep()
+
+    def _activate(self, command: _Activate) -> None:
+        began = time.perf_counter()
+        try:
+            served = self._live.activate()
+        except WeightsError as error:
+            self._post(_resolve, command.answer, None, error)
+            return
+        if command.kv == "recompute":
+            self.decoder.rebuild()
+        self.served = served
+        self.paused_s += time.perf_counter() - began
+        self._post(_resolve, command.answer, served, None)
+
+    def _post(self, callback: Callable[..., None], *arguments: object) -> None:
+        try:
+            self._loop.call_soon_threadsafe(callback, *arguments)
+        except RuntimeError:
+            # The loop is closed, and with it everybody who could wait for an answer.
+            self.put(_Close())
+
+
+def _check_exact(decoder: Decoder) -> None:
+    with torch.inference_mode():
+        decoder.check_exact()
+
+
+def _resolve(answer: asyncio.Future[Served], served: Served | None, error: WeightsError | None) -> None:
+    if answer.done():
+        return
+    if error is not None:
+        answer.set_exception(error)
+    elif served is not None:
+        answer.set_result(served)

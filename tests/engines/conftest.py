@@ -1,0 +1,17 @@
+"""Fixtures of the engine tests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from .tiny_models import make_model
+
+
+@pytest.fixture(scope="session")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model folder as the engine loads it (its weights are those of seed 99, which no test serves)."""
+    path = tmp_path_factory.mktemp("model")
+    make_model(seed=99).save_pretrained(path)
+    return path
