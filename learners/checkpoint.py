@@ -15,7 +15,6 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -141,18 +140,22 @@ def load(folder: Path) -> Checkpoint:
     return Checkpoint(folder=folder, manifest=manifest)
 
 
-def candidates(checkpoints: Path) -> Iterator[Checkpoint]:
-    """Sound checkpoints, newest first by (lineage, version); each damaged one is logged and passed over."""
+def survey(checkpoints: Path) -> tuple[list[Checkpoint], list[str]]:
+    """Sound checkpoints, newest first by (lineage, version), and what is wrong with each of the others (logged too)."""
+    sound: list[Checkpoint] = []
+    damaged: list[str] = []
     for folder in _by_age(checkpoints):
         try:
-            yield load(folder)
+            sound.append(load(folder))
         except CheckpointError as error:
             log.warning("passing over a checkpoint: %s", error)
+            damaged.append(str(error))
+    return sound, damaged
 
 
 def find_resumable(checkpoints: Path) -> Checkpoint | None:
     """The newest sound checkpoint, None if there is none."""
-    return next(candidates(checkpoints), None)
+    return next(iter(survey(checkpoints)[0]), None)
 
 
 def prune(checkpoints: Path, *, keep_last: int, lineages: Lineages, current: int) -> None:

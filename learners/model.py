@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from asyncrl.learners.forward import PACKED, pack_attention
+from asyncrl.learners.forward import pack_attention
 
 log = logging.getLogger(__name__)
 
@@ -78,9 +78,20 @@ def load_tokenizer(path: str | Path, *, trust_remote_code: bool = False, revisio
         ) from error
 
 
-def is_packed(model: PreTrainedModel) -> bool:
-    """Whether sequences are computed side by side rather than one at a time."""
-    return bool(model.config._attn_implementation == PACKED)
+def longest_sequence(path: str | Path, *, limit: int | None, trust_remote_code: bool) -> int:
+    """Tokens of the longest sequence, prompt and completion: the model's own maximum, or `limit` if that is less.
+
+    Raises ModelError if neither says, or if the configuration cannot be read.
+    """
+    try:
+        config = AutoConfig.from_pretrained(str(path), trust_remote_code=trust_remote_code)
+    except (OSError, ValueError) as error:
+        raise ModelError(f"model.path: cannot read the configuration of {path}: {_first_line(error)}") from error
+    own = getattr(config.get_text_config(), "max_position_embeddings", None)
+    known = [int(length) for length in (own, limit) if length is not None]
+    if not known:
+        raise ModelError(f"model.path: {path} does not say how long a sequence may be; set model.max_length")
+    return min(known)
 
 
 def _first_line(error: Exception) -> str:

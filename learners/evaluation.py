@@ -1,0 +1,85 @@
+"""Asking collectors for evaluations, and keeping what they answer."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from asyncrl.buffers.base import Buffer
+from asyncrl.staleness import Weights
+from asyncrl.telemetry.metrics import MetricsWriter
+
+log = logging.getLogger(__name__)
+
+ROUND_S = 5.0
+"""One wait for a result, which ends it earlier; without a limit, a lost wake would be for ever."""
+
+_FILE = re.compile(r"eval-(\d+)-(\d+)\.json")
+
+
+class Evaluations:
+    """One request at a time, answered in the background while training goes on. Results lie in `folder`/<id>.json."""
+
+    def __init__(self, buffer: Buffer, folder: Path, metrics: MetricsWriter, *, prompts: int) -> None:
+        self._buffer = buffer
+        self._folder = folder
+        self._metrics = metrics
+        self._prompts = prompts
+        self._waiting: asyncio.Task[None] | None = None
+
+    async def request(self, weights: Weights) -> None:
+        """Ask for an evaluation of `weights`. A request that is still open is replaced: the store holds one."""
+        await self.cancel()
+        name = f"eval-{weights.lineage}-{weights.version}"
+        request = {"id": name, "weights": list(weights), "prompts": self._prompts, "samples": 1}
+        await self._buffer.request_evaluation(request)
+        self._waiting = asyncio.create_task(self._receive(name, weights), name=name)
+
+    async def wait(self, limit_s: float, stop: asyncio.Event) -> None:
+        """Until the open request is answered, `stop` is set, or `limit_s` seconds are over (logged, not an error: the
+        training is done and paid for)."""
+        if self._waiting is None:
+            return
+        stopped = asyncio.create_task(stop.wait())
+        try:
+            await asyncio.wait({self._waiting, stopped}, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            stopped.cancel()
+        if self._waiting.done():
+            self._waiting.result()
+            self._waiting = None
+        elif not stop.is_set():
+            log.warning("no collector answered %s within %.0f s", self._waiting.get_name(), limit_s)
+
+    async def cancel(self) -> None:
+        """Stop waiting for an open request."""
+        if self._waiting is not None:
+            if not self._waiting.done():
+                log.warning("no longer waiting for %s: no collector has answered it", self._waiting.get_name())
+            self._waiting.cancel()
+            await asyncio.gather(self._waiting, return_exceptions=True)
+            self._waiting = None
+
+    async def _receive(self, name: str, weights: Weights) -> None:
+        while (result := await self._buffer.evaluation(name, wait_s=ROUND_S)) is None:
+            pass
+        self._folder.mkdir(parents=True, exist_ok=True)
+        path = self._folder / f"{name}.json"
+        path.write_text(json.dumps(result, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        event = {"event": "eval", "lineage": weights.lineage, "version": weights.version, "id": name}
+        facts = {key: result.get(key) for key in ("success", "n", "unscored")}
+        self._metrics.write({**event, **facts, "path": str(path)})
+
+
+def stored_evaluations(folder: Path) -> dict[Weights, Mapping[str, Any]]:
+    """Every evaluation of a run folder, by the weights that were evaluated, oldest first."""
+    found = {}
+    for path in folder.glob("eval-*.json"):
+        if match := _FILE.fullmatch(path.name):
+            found[Weights(int(match[1]), int(match[2]))] = json.loads(path.read_text(encoding="utf-8"))
+    return dict(sorted(found.items()))

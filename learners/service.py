@@ -1,0 +1,394 @@
+"""The learner's main loop: lease, train, archive, commit, publish, checkpoint.
+
+The order of the last four is what makes a crash harmless. The archive part is there before the commit, so that every
+trained ticket has one. Weights are announced after the commit, so that no token can be newer than V. A checkpoint is
+written after the commit was acknowledged, so that resuming from it never repeats a batch it already contains. Whatever
+lies between the last checkpoint and a crash is rewound by the next lineage and trained again, from the weights that
+survived.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from asyncrl.buffers.archive import Archive
+from asyncrl.buffers.base import Buffer, BufferError, Fenced, Lease, Limits, Stats
+from asyncrl.config.recipe import Recipe
+from asyncrl.learners import checkpoint as checkpoints
+from asyncrl.learners.advantages import advantages
+from asyncrl.learners.batch import check_lineages, make_batch
+from asyncrl.learners.checkpoint import Checkpoint
+from asyncrl.learners.diagnostics import step_metrics
+from asyncrl.learners.evaluation import Evaluations, stored_evaluations
+from asyncrl.learners.limits import limits_of
+from asyncrl.learners.model import load_model, load_tokenizer, longest_sequence
+from asyncrl.learners.optimize import Optimizer, Update
+from asyncrl.learners.step import train_step
+from asyncrl.learners.summary import summarise
+from asyncrl.schema import decode, pack, span_weights
+from asyncrl.staleness import Lineages, Weights
+from asyncrl.telemetry.metrics import MetricsWriter
+from asyncrl.weights.base import Publisher
+from asyncrl.weights.build import publisher
+from asyncrl.weights.manifest import model_tensors
+
+log = logging.getLogger(__name__)
+
+ROUND_S = 2.0
+"""One wait for a batch, which ends it earlier. Between rounds the learner looks at `stop` and at the clock."""
+
+EVALUATION_S = 60.0
+"""What the final evaluation may take beyond the transfer of the final weights."""
+
+
+class LearnerError(RuntimeError):
+    """The learner cannot go on; says what it waited for or what it lacks."""
+
+
+async def learn(
+    recipe: Recipe, buffer: Buffer, *, run_dir: Path, model_path: Path, resume: Path | None, stop: asyncio.Event
+) -> None:
+    """Train `recipe.run.max_steps` steps from the buffer's groups, as a new lineage of the run.
+
+    resume: the folder of checkpoints to go on from, None to start from `model_path`. `stop`: set to end after the
+    current step, with a checkpoint. Writes metrics.jsonl, archive/, checkpoints/, eval/ and summary.json in `run_dir`.
+
+    Raises Fenced (a newer learner took over: nothing more is written), ModelError, CheckpointError, LearnerError (no
+    progress, nothing to resume from), TooManySkipped, BoundBroken; the buffer is told why, so that collectors end.
+    """
+    metrics = MetricsWriter(run_dir / "metrics.jsonl")
+    evaluations = Evaluations(buffer, run_dir / "eval", metrics, prompts=recipe.eval.prompts)
+    transport = publisher(recipe.weights, recipe.run.name)
+    try:
+        learner = await _begin(recipe, buffer, run_dir, model_path, resume, metrics, transport)
+        await learner.publish()
+        if recipe.eval.at_start and not stored_evaluations(run_dir / "eval"):
+            await evaluations.request(learner.weights)
+
+        ended = learner.version >= recipe.run.max_steps
+        while not ended and not stop.is_set():
+            lease = await learner.next_batch(stop)
+            if lease is None:
+                break
+            ended = not lease.ordinals or await learner.step(lease)
+
+        if ended:
+            await learner.publish()
+            alive = any(member.alive for member in (await buffer.stats()).members)
+            if recipe.eval.at_end and not alive:
+                log.warning("no final evaluation: no collector is left to run it")
+            if recipe.eval.at_end and alive:
+                await evaluations.wait(recipe.weights.deadline_s, stop)  # that of the start, if it is still open
+                await evaluations.request(learner.weights)
+            await learner.checkpoint()
+            await evaluations.wait(recipe.weights.deadline_s + EVALUATION_S, stop)
+            await buffer.finish()
+        else:
+            await learner.checkpoint()
+        await learner.summarise(stopped=not ended)
+    except Fenced:
+        raise
+    except Exception as error:
+        await _finish_with(buffer, error)
+        raise
+    finally:
+        await evaluations.cancel()
+        transport.close()
+        metrics.close()
+
+
+async def _begin(
+    recipe: Recipe,
+    buffer: Buffer,
+    run_dir: Path,
+    model_path: Path,
+    resume: Path | None,
+    metrics: MetricsWriter,
+    transport: Publisher,
+) -> _Learner:
+    """Load what is trained, then open a new lineage: from here on an older learner of the run is fenced."""
+    trust = recipe.model.trust_remote_code
+    longest = await asyncio.to_thread(
+        longest_sequence, model_path, limit=recipe.model.max_length, trust_remote_code=trust
+    )
+    limits = limits_of(recipe, max_length=longest)
+    checkpoint, lineage = None, None
+    if resume is not None:
+        checkpoint, lineage = await _resume(buffer, resume, limits)
+    source = model_path if checkpoint is None else checkpoint.folder
+    model = await asyncio.to_thread(
+        load_model, source, recipe.model.dtype, recipe.model.attn_implementation, trust_remote_code=trust
+    )
+    tokenizer = await asyncio.to_thread(load_tokenizer, source, trust_remote_code=trust)
+    nn.Module.to(model, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    optimizer = Optimizer(model, recipe.learner)
+    if checkpoint is not None:
+        state = checkpoint.training_state()
+        optimizer.load_state_dict(state["optimizer"])
+        checkpoints.restore_rng(state["rng"])
+    if lineage is None:
+        lineage = await buffer.new_lineage(parent=None, limits=limits)
+    forks = dict(checkpoint.manifest.forks) if checkpoint else {}
+    parent = checkpoint.weights if checkpoint else Weights(0, 0)
+    forks[lineage] = (parent.lineage, parent.version)
+    metrics.write(
+        {
+            "event": "start",
+            "time": time.time(),
+            "lineage": lineage,
+            "version": parent.version,
+            "parent": list(parent),
+            "model": str(source),
+            "attention": model.config._attn_implementation,
+            "device": str(model.device),
+        }
+    )
+    return _Learner(
+        recipe=recipe,
+        buffer=buffer,
+        run_dir=run_dir,
+        metrics=metrics,
+        transport=transport,
+        model=model,
+        tokenizer=tokenizer,
+        optimizer=optimizer,
+        lineage=lineage,
+        version=parent.version,
+        lineages=Lineages(forks),
+        tokens_total=checkpoint.manifest.tokens if checkpoint else 0,
+        saved=parent.version if checkpoint else None,
+    )
+
+
+async def _resume(buffer: Buffer, folder: Path, limits: Limits) -> tuple[Checkpoint | None, int | None]:
+    """The newest sound checkpoint that the buffer accepts, and the lineage that starts from it; (None, None) if the run
+    ended before its first checkpoint. Raises LearnerError if there are some and none will do."""
+    refused = []
+    sound, damaged = await asyncio.to_thread(checkpoints.survey, folder)
+    for checkpoint in sound:
+        try:
+            return checkpoint, await buffer.new_lineage(parent=checkpoint.weights, limits=limits)
+        except Fenced:
+            raise
+        except BufferError as error:
+            log.warning("not resuming from %s: %s", checkpoint.folder, error)
+            refused.append(f"{checkpoint.folder}: {error}")
+    if refused or damaged:
+        raise LearnerError(
+            f"no checkpoint in {folder} can be resumed from: {'; '.join((*refused, *damaged))}\n"
+            "Start a new run, or move the folder away to begin this one again."
+        )
+    log.warning("%s holds no checkpoint: starting from the initial weights", folder)
+    return None, None
+
+
+async def _finish_with(buffer: Buffer, error: Exception) -> None:
+    try:
+        await buffer.finish(error=f"{type(error).__name__}: {error}")
+    except Exception as second:  # the first error is the one that matters
+        log.warning("collectors could not be told that the run failed: %s", second)
+
+
+@dataclass(slots=True)
+class _Learner:
+    """A learner between two steps: weights of (lineage, version), trained and committed."""
+
+    recipe: Recipe
+    buffer: Buffer
+    run_dir: Path
+    metrics: MetricsWriter
+    transport: Publisher
+    model: PreTrainedModel
+    tokenizer: Any
+    optimizer: Optimizer
+    lineage: int
+    version: int  # V
+    lineages: Lineages
+    tokens_total: int  # trained since the beginning of the run
+    saved: int | None  # version of the newest checkpoint on this branch
+    published: int | None = None
+    consumed: list[tuple[int, int]] = field(default_factory=list)  # (lineage, step) since that checkpoint
+    started: float = field(default_factory=time.monotonic)
+    last_step: float = field(default_factory=time.monotonic)
+    waited_for: str = ""
+
+    @property
+    def weights(self) -> Weights:
+        return Weights(self.lineage, self.version)
+
+    async def next_batch(self, stop: asyncio.Event) -> Lease | None:
+        """The batch of the next step, however long it takes; None when `stop` is set. Raises LearnerError when no step
+        was made for `run.no_progress_s`, naming what is missing."""
+        self.waited_for = ""
+        while not stop.is_set():
+            answer = await self.buffer.lease(self.lineage, self.version, wait_s=ROUND_S)
+            if isinstance(answer, Lease):
+                return answer
+            if answer.reason != self.waited_for:
+                self.waited_for = answer.reason
+                log.info("step %d waits: %s", self.version + 1, answer.reason)
+            idle = time.monotonic() - self.last_step
+            if idle > self.recipe.run.no_progress_s:
+                raise LearnerError(
+                    f"no step for {idle:.0f} s (run.no_progress_s); step {self.version + 1} waits: {answer.reason}"
+                )
+        return None
+
+    async def step(self, lease: Lease) -> bool:
+        """Train a batch and everything that follows from it; whether it was the run's last."""
+        leased_at = time.monotonic()
+        wait_s = leased_at - self.last_step
+        payloads = await self.buffer.payloads(lease)
+        record, update = await asyncio.to_thread(self._train, lease, payloads)
+        train_s = time.monotonic() - leased_at
+        commit = await self.buffer.commit(self.lineage, lease.step, skipped=bool(update.skipped))
+        self.version = commit.version
+        self.consumed.append((self.lineage, lease.step))
+        self.tokens_total += record["tokens"]
+
+        ended = commit.ended or self.version >= self.recipe.run.max_steps
+        publish_s = 0.0
+        if ended or self.version % self.recipe.weights.publish_every == 0:
+            publish_s = await self.publish()
+        now = time.monotonic()
+        step_s, self.last_step = now - self.last_step, now
+        times = {"step_s": step_s, "wait_s": wait_s, "train_s": train_s, "publish_s": publish_s}
+        self._write_metrics({**record, **times}, await self.buffer.stats())
+        if self.version % self.recipe.learner.checkpoint.every_steps == 0:
+            await self.checkpoint()
+            self.last_step = time.monotonic()
+        if update.skipped:
+            log.warning("step %d changed nothing: %s", self.version, update.skipped)
+        self.optimizer.check_progress(update)
+        return ended
+
+    def _train(self, lease: Lease, payloads: list[bytes]) -> tuple[dict[str, Any], Update]:
+        """From payloads to changed weights and an archive part; runs in a thread, so that the loop lives."""
+        batches = [decode(payload) for payload in payloads]
+        for groups in batches:
+            check_lineages(span_weights(groups), lineages=self.lineages, current=self.lineage)
+        packed = pack(batches)
+        batch = make_batch(packed, version=lease.step, max_age=self.recipe.buffer.max_trajectory_age)
+        worth = advantages(batch.rewards, batch.groups, self.recipe.objective.advantage)
+        result = train_step(
+            self.model,
+            self.optimizer,
+            batch,
+            worth.values,
+            objective=self.recipe.objective,
+            temperature=self.recipe.collector.sampling.temperature,
+            max_tokens=self.recipe.learner.max_tokens_per_microbatch,
+        )
+        Archive(self.run_dir / "archive").write(self.lineage, lease.step, batches)
+        record = {
+            **step_metrics(packed, batch, worth, result.seen),
+            "skipped": bool(result.update.skipped),
+            "grad_norm": result.update.grad_norm,
+            "learning_rate": result.update.learning_rate,
+        }
+        return record, result.update
+
+    async def publish(self) -> float:
+        """Make the current weights available to collectors; seconds it took. Nothing happens if they are already."""
+        if self.published == self.version:
+            return 0.0
+        started = time.monotonic()
+        stats = await self.buffer.stats()
+        in_use = {member.serving for member in stats.members if member.alive and member.serving is not None}
+        tensors, tied = model_tensors(self.model)
+        document = await asyncio.to_thread(
+            lambda: self.transport.publish(self.weights, self._as_served(tensors), tied=tied, in_use=in_use)
+        )
+        parent, forked = self.lineages.forks[self.lineage]
+        fork = {"parent": parent, "version": forked}
+        await self.buffer.announce(
+            self.weights, {**document, "lineage": self.lineage, "version": self.version, "fork": fork}
+        )
+        self.published = self.version
+        return time.monotonic() - started
+
+    def _as_served(self, tensors: list[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
+        dtype = getattr(torch, self.recipe.model.dtype)
+        for name, tensor in tensors:
+            yield name, tensor.to(dtype) if tensor.is_floating_point() else tensor
+
+    async def checkpoint(self) -> None:
+        """Save the current version, unless it is saved already. Its commit was acknowledged before."""
+        if self.saved == self.version:
+            return
+        folder = self.run_dir / "checkpoints"
+        path = await asyncio.to_thread(
+            checkpoints.save,
+            folder,
+            model=self.model,
+            tokenizer=self.tokenizer,
+            training={"optimizer": self.optimizer.state_dict()},
+            weights=self.weights,
+            forks=self.lineages.forks,
+            trained=self.consumed,
+            tokens=self.tokens_total,
+        )
+        await self.buffer.checkpointed(self.lineage, self.version)
+        self.saved, self.consumed = self.version, []
+        keep_last = self.recipe.learner.checkpoint.keep_last
+        await asyncio.to_thread(
+            checkpoints.prune, folder, keep_last=keep_last, lineages=self.lineages, current=self.lineage
+        )
+        event = {"event": "checkpoint", "time": time.time(), "lineage": self.lineage, "version": self.version}
+        self.metrics.write({**event, "path": str(path)})
+
+    def _write_metrics(self, record: dict[str, Any], stats: Stats) -> None:
+        groups = {state.value: count for state, count in stats.states.items()}
+        itemsize = getattr(torch, self.recipe.model.dtype).itemsize
+        self.metrics.write(
+            {
+                "step": self.version,
+                "version": self.version,
+                "lineage": self.lineage,
+                "time": time.time(),
+                **record,
+                "tokens_total": self.tokens_total,
+                "tokens_per_s": record["tokens"] / record["step_s"],
+                "buffer": groups,
+                "buffer_bytes": stats.bytes_held + stats.bytes_reserved + stats.bytes_kept,
+                "lost": lost(stats),
+                "lost_tokens": dict(stats.lost_tokens),
+                "lost_seconds": dict(stats.lost_seconds),
+                "weights/publish_s": record["publish_s"],
+                "weights/bytes": sum(tensor.numel() * itemsize for _, tensor in model_tensors(self.model)[0]),
+                "collectors": {m.name: m.serving.version if m.serving else None for m in stats.members if m.alive},
+                "waiting": self.waited_for,
+            }
+        )
+
+    async def summarise(self, *, stopped: bool) -> None:
+        """Write summary.json and the event that ends this learner's part of metrics.jsonl."""
+        seconds = time.monotonic() - self.started
+        stats = await self.buffer.stats()
+        summary = summarise(
+            self.run_dir,
+            weights=self.weights,
+            lineages=self.lineages,
+            seconds=seconds,
+            lost=lost(stats),
+            stopped=stopped,
+        )
+        text = json.dumps(summary, indent=2, ensure_ascii=False, allow_nan=False)
+        (self.run_dir / "summary.json").write_text(text + "\n", encoding="utf-8")
+        self.metrics.write({"event": "end", "time": time.time(), "version": self.version, "stopped": stopped})
+
+
+def lost(stats: Stats) -> dict[str, int]:
+    """Groups that ended without being trained, by state and reason."""
+    return {reason: count for reason, count in stats.reasons.items() if count and not reason.startswith("trained/")}

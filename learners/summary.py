@@ -1,0 +1,83 @@
+"""What a run came to, from the files of its folder: `summary.json`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from asyncrl.learners.evaluation import stored_evaluations
+from asyncrl.staleness import Lineages, Weights
+from asyncrl.telemetry.metrics import read_metrics, surviving_steps
+
+WINDOW = 20
+"""Steps over which the reward at the beginning and at the end is averaged."""
+
+SHOWN = 3
+
+
+def summarise(
+    run_dir: Path, *, weights: Weights, lineages: Lineages, seconds: float, lost: Mapping[str, int], stopped: bool
+) -> dict[str, Any]:
+    """The summary of a run that ends with `weights`. Steps and evaluations of rewound branches do not count; those
+    before a resume do. seconds: of this learner. lost: groups by reason."""
+    steps = surviving_steps(read_metrics(run_dir / "metrics.jsonl"))
+    evaluations = {
+        name: result
+        for name, result in stored_evaluations(run_dir / "eval").items()
+        if lineages.is_ancestor(name, weights.lineage)
+    }
+    before, after = None, None
+    if evaluations:
+        first, last = min(evaluations, key=lambda w: w.version), max(evaluations, key=lambda w: w.version)
+        before = evaluations[first]
+        after = evaluations[last] if last.version == weights.version and last != first else None
+    step_s = sum(step["step_s"] for step in steps)
+    checkpoint = run_dir / "checkpoints" / f"version-{weights.version:06d}"
+    return {
+        "steps": weights.version,
+        "seconds": seconds,
+        "tokens": steps[-1]["tokens_total"] if steps else 0,
+        "reward_first20": _mean([step["reward/mean"] for step in steps[:WINDOW]]),
+        "reward_last20": _mean([step["reward/mean"] for step in steps[-WINDOW:]]),
+        "success_before": before["success"] if before else None,
+        "success_after": after["success"] if after else None,
+        "eval_n": (after or before or {}).get("n"),
+        "prompts": _side_by_side(before, after),
+        "lost": dict(lost),
+        "age_max": max((step["age/max"] for step in steps if step["age/max"] is not None), default=None),
+        "age_mean": _mean_age(steps),
+        "learner_wait_share": sum(step["wait_s"] for step in steps) / step_s if step_s else None,
+        "checkpoint": str(checkpoint),
+        "archive": str(run_dir / "archive"),
+        "metrics": str(run_dir / "metrics.jsonl"),
+        "resolved_recipe": str(run_dir / "recipe.yaml"),
+        "stopped": stopped,
+    }
+
+
+def _side_by_side(before: Mapping[str, Any] | None, after: Mapping[str, Any] | None) -> list[dict[str, Any]]:
+    """The first rows that both evaluations have: not chosen by how they came out."""
+    if before is None or after is None:
+        return []
+    later = {answer["row_id"]: answer for answer in after["answers"]}
+    pairs = [(answer, later[answer["row_id"]]) for answer in before["answers"] if answer["row_id"] in later]
+    return [
+        {"prompt": old["prompt"], "before": old["answer"], "after": new["answer"], "expected": old["expected"]}
+        for old, new in pairs[:SHOWN]
+    ]
+
+
+def _mean_age(steps: Sequence[Mapping[str, Any]]) -> float | None:
+    """Over all trained tokens of the run, not over steps."""
+    counts: dict[int, int] = {}
+    for step in steps:
+        for age, tokens in step["age/tokens"].items():
+            counts[int(age)] = counts.get(int(age), 0) + tokens
+    total = sum(counts.values())
+    return sum(age * tokens for age, tokens in counts.items()) / total if total else None
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
