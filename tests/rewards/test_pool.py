@@ -133,7 +133,7 @@ async def test_the_processes_that_a_killed_score_started_are_killed_with_it(
         f"    open({str(note)!r}, 'w').write(str(child.pid))\n"
         f"    return {STUCK}"
     )
-    async with make_pool(body, timeout_s=3.0) as pool:
+    async with make_pool(body, timeout_s=2.0) as pool:
         assert (await score(pool, "")).failure == "verifier_timeout"
         assert process_ends_within(int(note.read_text()), 10)
 
@@ -150,9 +150,9 @@ async def test_a_reply_that_came_in_time_counts_though_this_process_was_busy(mak
 
 @pytest.mark.asyncio
 async def test_the_wait_for_a_free_worker_is_not_part_of_the_limit(make_pool: MakePool) -> None:
-    async with make_pool("def score(self, row, answer): time.sleep(0.5); return 1.0", timeout_s=1.5) as pool:
-        results = await asyncio.gather(*(score(pool, "") for _ in range(6)))
-        assert [result.failure for result in results] == [""] * 6
+    async with make_pool("def score(self, row, answer): time.sleep(0.4); return 1.0", timeout_s=1.2) as pool:
+        results = await asyncio.gather(*(score(pool, "") for _ in range(4)))
+        assert [result.failure for result in results] == [""] * 4
 
 
 @pytest.mark.asyncio
