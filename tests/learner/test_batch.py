@@ -1,0 +1,79 @@
+"""What of a batch is trained, and how it is split."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from asyncrl.learners.batch import BoundBroken, check_ages, check_lineages, make_batch, microbatches, split_rows
+from asyncrl.schema import Trajectory, pack, to_batch
+from asyncrl.staleness import Lineages, Weights
+
+
+@given(lengths=st.lists(st.integers(1, 50), max_size=40), budget=st.integers(1, 80))
+def test_split_rows_takes_each_row_once_in_order_and_keeps_the_budget(lengths: list[int], budget: int) -> None:
+    portions = split_rows(lengths, budget)
+    assert [row for portion in portions for row in portion] == list(range(len(lengths)))
+    assert all(portions)
+    for portion in portions:
+        assert len(portion) == 1 or sum(lengths[row] for row in portion) <= budget
+    for first, second in zip(portions, portions[1:], strict=False):  # no portion could have taken the next row too
+        assert sum(lengths[row] for row in first) + lengths[second[0]] > budget
+
+
+def test_unscored_rows_and_non_finite_logprobs_are_left_out_and_counted(make_row, make_group) -> None:
+    rows = [
+        make_row([1, 2], [3, 4, 5], [-1.0, -2.0, -3.0], reward=1.0),
+        make_row([1, 2], [6], [-1.0], reward=math.nan, member=1, failure="verifier_nan"),
+        make_row([1, 2], [7, 8], [-math.inf, -0.5], reward=0.0, member=2),
+        make_row([1, 2], [9, 9], [math.nan, -0.5], reward=0.0, member=3),
+    ]
+    packed = pack([to_batch(make_group(rows))])
+    batch = make_batch(packed, version=2, max_age=2)
+    assert batch.tokens == 5
+    assert batch.nonfinite == 2
+    assert batch.ages[batch.trained].tolist() == [2] * 5
+    assert batch.ages[~batch.trained].tolist() == [-1] * (len(batch.ages) - 5)
+    assert batch.behaviour.isfinite().all()
+    positions = np.concatenate([micro.positions.numpy() for micro in microbatches(batch, 4)])
+    assert sorted(positions.tolist()) == [*range(5), *range(8, 16)]  # the unscored row does not go through the model
+
+
+@given(st.data())
+def test_micro_batches_hold_every_trained_token_once_whatever_the_budget(make_row, make_group, data) -> None:
+    rows: list[Trajectory] = []
+    for member in range(data.draw(st.integers(1, 8))):
+        p, c = data.draw(st.integers(1, 6)), data.draw(st.integers(0, 6))
+        reward = data.draw(st.sampled_from([0.0, 1.0, math.nan]))
+        rows.append(make_row([1] * p, [2] * c, [-1.0] * c, reward=reward, member=member))
+    batch = make_batch(pack([to_batch(make_group(rows))]), version=0, max_age=0)
+    seen = np.zeros(len(batch.token_ids), int)
+    for micro in microbatches(batch, data.draw(st.integers(1, 30))):
+        np.add.at(seen, micro.positions.numpy(), 1)
+        assert int(micro.cu_seqlens[-1]) == len(micro.positions)
+    assert (seen[batch.trained.numpy()] == 1).all()
+    assert seen.max(initial=0) <= 1
+
+
+@pytest.mark.parametrize(("versions", "why"), [([4, 2], "age 3"), ([6], "does not exist yet"), ([-1], "version -1")])
+def test_tokens_beyond_the_bound_or_from_the_future_are_never_trained(versions: list[int], why: str) -> None:
+    with pytest.raises(BoundBroken, match=why):
+        check_ages(np.array(versions, np.int32), version=5, max_age=2)
+    check_ages(np.array([3, 4, 5], np.int32), version=5, max_age=2)
+
+
+def test_tokens_of_a_rewound_branch_are_never_trained() -> None:
+    tree = Lineages({1: (0, 0), 2: (1, 5)})
+    check_lineages([Weights(1, 5), Weights(2, 7)], lineages=tree, current=2)
+    with pytest.raises(BoundBroken, match=r"\(1, 6\), which were rewound"):
+        check_lineages([Weights(1, 6)], lineages=tree, current=2)
+
+
+def test_a_row_without_prompt_is_refused(make_row, make_group) -> None:
+    packed = pack([to_batch(make_group([make_row([], [3, 4], [-1.0, -1.0], reward=1.0)]))])
+    with pytest.raises(ValueError, match="row 0 of the batch has no prompt"):
+        make_batch(packed, version=0, max_age=0)
