@@ -9,7 +9,6 @@ from urllib.parse import urlsplit
 from asyncrl.config.derived import derive
 from asyncrl.config.errors import RecipeError, quoted
 from asyncrl.config.recipe import CustomTask, Recipe, ReverseTask, SingleTurnTask
-from asyncrl.config.sizes import size_text
 
 URL_SCHEMES = ("redis", "rediss", "unix", "memory")
 
@@ -98,9 +97,9 @@ def _check_buffer(recipe: Recipe) -> None:
     derived = derive(recipe)
     if derived.max_bytes < derived.reserved_bytes:
         raise RecipeError(
-            f"buffer.max_bytes is {size_text(derived.max_bytes)}, but (max_trajectory_age + 1) x groups_per_step = "
-            f"{most * recipe.learner.groups_per_step} groups of up to {size_text(derived.group_bytes)} need "
-            f"{size_text(derived.reserved_bytes)}: a step could never be filled.\n"
+            f"buffer.max_bytes is {buffer.max_bytes}, but (max_trajectory_age + 1) x groups_per_step = "
+            f"{most * recipe.learner.groups_per_step} groups, which reserve {derived.group_bytes} bytes each, need "
+            f"{derived.reserved_bytes}: a step could never be filled.\n"
             "Raise buffer.max_bytes, or lower model.max_length, collector.sampling.max_tokens or collector.group_size"
         )
 

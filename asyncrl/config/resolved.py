@@ -13,7 +13,6 @@ from ruamel.yaml.representer import RoundTripRepresenter
 from asyncrl.config.derived import derive
 from asyncrl.config.recipe import Recipe, to_builtins
 from asyncrl.config.secrets import masked
-from asyncrl.config.sizes import size_text
 from asyncrl.config.yaml_text import number
 
 
@@ -61,8 +60,8 @@ def resolved_yaml(recipe: Recipe, *, run_folder: str | None = None) -> str:
     note(
         tree["buffer"],
         "max_bytes",
-        f"{derived.max_bytes} bytes; up to {size_text(derived.group_bytes)} a group, "
-        f"{size_text(derived.reserved_bytes)} for a full window",
+        f"{derived.max_bytes} bytes; a full window reserves {'' if recipe.model.max_length else 'at least '}"
+        f"{derived.reserved_bytes}, {derived.group_bytes} a group",
     )
     if recipe.collector.engine.slots is None:
         note(tree["collector"]["engine"], "slots", f"{derived.engine_slots} requests at once")

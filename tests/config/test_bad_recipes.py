@@ -78,7 +78,7 @@ MISTAKES = {
     "collector: {score_timeout_s: 400}": ("collector.score_timeout_s is 400", "collector.group_timeout_s 300"),
     "run: {no_progress_s: 100}": ("collector.group_timeout_s is 300", "run.no_progress_s 100"),
     "weights: {publish_every: 3}": ("weights.publish_every is 3", "max_trajectory_age 1", "Use 2 or less"),
-    "buffer: {max_bytes: 1MiB}": ("buffer.max_bytes is 1MiB", "32 groups", "32MiB", "Raise buffer.max_bytes"),
+    "buffer: {max_bytes: 1MiB}": ("buffer.max_bytes is 1MiB", "32 groups", "bytes each", "Raise buffer.max_bytes"),
     "model: {max_length: 8}": ("collector.sampling.max_tokens is 8", "model.max_length 8"),
     "task: {digits: [6, 3]}": ("task.digits is [6, 3]", "shorter length first"),
     "task: {digits: [3, 9]}": ("collector.sampling.max_tokens is 8", "10 or more"),

@@ -17,6 +17,7 @@ from asyncrl.config.resolved import dump, resolved_yaml
 from asyncrl.config.secrets import masked
 from asyncrl.config.sizes import size_bytes, size_text
 from asyncrl.config.yaml_text import number, parse, scalar
+from asyncrl.schema import max_group_bytes
 
 Load = Callable[..., Loaded]
 
@@ -131,7 +132,7 @@ def test_derived_numbers_follow_from_the_recipe(load: Load) -> None:
     two = derive(load("collector: {engines: 3, group_size: 4}\nlearner: {groups_per_step: 4}").recipe)
     assert two.engine_slots == 11  # 2 x 4 x 4 = 32 requests over 3 engines
     long = derive(load("model: {max_length: 40960}\ncollector: {group_size: 16}").recipe)
-    assert long.group_bytes == 16 * (40960 * 13 + 4096)
+    assert long.group_bytes == max_group_bytes(16, 40960)
     assert derive(load("collector: {engine: {slots: 4}}").recipe).engine_slots == 4
 
 
