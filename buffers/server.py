@@ -232,12 +232,12 @@ class EmbeddedServer:
 
     async def _ready(self) -> None:
         deadline = time.monotonic() + READY_S
-        client = redis.asyncio.Redis.from_url(self.url, password=self._password, socket_timeout=5.0)
+        client = redis.asyncio.Redis.from_url(self.url, password=self._password, socket_timeout=1.0)
         try:
             while True:
                 if self.returncode is not None:
                     raise BufferError(
-                        f"the store in {self.folder} ended with code {self.returncode}: {self._log_end()}"
+                        f"the store in {self.folder} ended at once, code {self.returncode}: {self._log_end()}"
                     )
                 if time.monotonic() > deadline:
                     raise BufferError(

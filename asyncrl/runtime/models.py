@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 
@@ -57,19 +56,6 @@ def threads(folder: Path | None) -> int | None:
         return int(os.environ["OMP_NUM_THREADS"])
     weights = sum(file.stat().st_size for file in _weight_files(folder)) if folder else 0
     return 1 if weights < SMALL_WEIGHTS else None
-
-
-def max_length(recipe: Recipe, folder: Path) -> int:
-    """Tokens of the longest sequence: `model.max_length`, else what the model's configuration says.
-
-    Raises ModelError.
-    """
-    if recipe.model.max_length is not None:
-        return recipe.model.max_length
-    length = json.loads((folder / "config.json").read_bytes()).get("max_position_embeddings")
-    if not isinstance(length, int):
-        raise ModelError(f"the model {folder} does not say how long a sequence may be; set model.max_length")
-    return length
 
 
 def _weight_files(folder: Path) -> list[Path]:

@@ -25,10 +25,12 @@ from asyncrl.config.identity import recipe_hash
 from asyncrl.config.loading import recipe_from_document
 from asyncrl.config.recipe import Recipe, SimulatedEngine, to_builtins
 from asyncrl.config.secrets import masked
+from asyncrl.data.jsonl import DataError
 from asyncrl.learners.limits import limits_of
 from asyncrl.runtime import models
 from asyncrl.runtime.preflight import refuse_in_use
 from asyncrl.runtime.tail import JsonLines
+from asyncrl.tasks.base import TaskError
 from asyncrl.telemetry.console import RunConsole
 
 if TYPE_CHECKING:
@@ -71,7 +73,8 @@ async def learner(recipe: Recipe, *, url: str, folder: Path, resume: bool, stop:
         model_path = await asyncio.to_thread(models.resolve, recipe)
         _use_threads(model_path)
         buffer = await _claim_run(store, recipe, model_path, resume=resume)
-        from asyncrl.learners.service import learn  # loads torch
+        from asyncrl.learners.model import ModelError  # loads torch, as does the next
+        from asyncrl.learners.service import learn
 
         checkpoints = folder / "checkpoints"
         await _work(
@@ -84,6 +87,7 @@ async def learner(recipe: Recipe, *, url: str, folder: Path, resume: bool, stop:
                 stop=stop,
             ),
             "the learner",
+            bad_input=(ModelError,),
         )
     finally:
         await store.close()
@@ -98,6 +102,7 @@ async def collector(
     the work, RunFailed after.
     """
     from asyncrl.collectors.service import collect  # loads torch while the learner gets ready
+    from asyncrl.learners.model import ModelError
 
     found = await _wait_for_run(url, run, wait_s, stop)
     if found is None:
@@ -109,7 +114,11 @@ async def collector(
         model_path = None if simulated else await asyncio.to_thread(models.resolve, recipe)
         _use_threads(model_path)
         member = Member(name=name, incarnation=uuid.uuid4().hex)
-        await _work(collect(recipe, buffer, member, model_path=model_path, stop=stop), f"collector {name}")
+        await _work(
+            collect(recipe, buffer, member, model_path=model_path, stop=stop),
+            f"collector {name}",
+            bad_input=(DataError, TaskError, ModelError),
+        )
     finally:
         await store.close()
 
@@ -141,8 +150,13 @@ async def _claim_run(store: Store, recipe: Recipe, model_path: Path, *, resume: 
     document = to_builtins(recipe)
     document["buffer"]["url"] = masked(recipe.buffer.url)  # who reads this has a URL of its own, with its own password
     await refuse_in_use(store, recipe)
+    from asyncrl.learners.model import longest_sequence
+
     try:
-        limits = limits_of(recipe, max_length=models.max_length(recipe, model_path))
+        longest = longest_sequence(
+            model_path, limit=recipe.model.max_length, trust_remote_code=recipe.model.trust_remote_code
+        )
+        limits = limits_of(recipe, max_length=longest)
     except ValueError as error:
         raise RecipeError(str(error)) from None
     return await store.create_run(name, recipe=document, recipe_hash=recipe_hash(recipe), limits=limits)
@@ -194,9 +208,12 @@ async def _is_listening(url: str) -> bool:
     return True
 
 
-async def _work(work: Awaitable[None], what: str) -> None:
+async def _work(work: Awaitable[None], what: str, *, bad_input: tuple[type[Exception], ...]) -> None:
+    """`bad_input`: what only the work itself can find out to be wrong with the recipe; passes unchanged."""
     try:
         await work
+    except bad_input:
+        raise
     except Exception as error:
         log.exception("%s failed", what)
         raise RunFailed(f"{what} failed: {type(error).__name__}: {error}") from error

