@@ -1,0 +1,113 @@
+"""An evaluation as the learner asks for it: the first n held-out rows, answered by one set of weights, scored.
+
+    request: {"id", "weights": [lineage, version], "prompts": n, "samples": answers per row}
+    result:  {"id", "weights", "n": answers, "success": mean reward of the scored ones or None, "unscored",
+              "answers": [{"row_id", "prompt", "answer", "expected", "reward" or None, "failure", "finish_reason"}]}
+
+Both are JSON, without NaN.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from asyncrl.collectors.engines.base import Completion, Request, Sampling, request_seed
+from asyncrl.collectors.fleet import CollectorError, all_or_nothing
+from asyncrl.collectors.rollout import Prompt, PromptError, Prompts
+from asyncrl.collectors.scoring import Scorer, scored
+from asyncrl.staleness import Weights
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """A request, taken apart."""
+
+    id: str
+    weights: Weights
+    prompts: int
+    samples: int
+
+    @classmethod
+    def of(cls, request: Mapping[str, Any]) -> Evaluation:
+        lineage, version = request["weights"]
+        return cls(str(request["id"]), Weights(lineage, version), int(request["prompts"]), int(request["samples"]))
+
+
+async def evaluate(
+    evaluation: Evaluation,
+    *,
+    prompts: Prompts,
+    scorer: Scorer,
+    generate: Callable[[Request], Awaitable[Completion]],
+    sampling: Sampling,
+    run: str,
+) -> dict[str, Any]:
+    """Answer and score; all requests are handed to `generate` at once. Seeds are a function of run, row and sample, not
+    of the weights, so that before and after differ by the weights alone.
+
+    The caller keeps the weights as they are until this returns. Raises CollectorError if an answer has tokens of other
+    ones after all, and what `generate` raises.
+    """
+
+    async def answer(index: int, sample: int) -> dict[str, Any]:
+        try:
+            prompt = prompts.heldout(index)
+        except PromptError as error:
+            return _entry(f"heldout-{index}", failure=error.reason)
+        request = Request(
+            id=f"{evaluation.id}/{index}.{sample}",
+            group=f"{evaluation.id}/{index}",
+            session=f"{evaluation.id}/{index}.{sample}",
+            token_ids=prompt.token_ids,
+            sampling=sampling,
+            seed=request_seed(f"{run}/heldout", index, 0, sample, 0),
+            ticket=index,
+            member=sample,
+        )
+        completion = await generate(request)
+        if strangers := {span.weights for span in completion.spans} - {evaluation.weights}:
+            raise CollectorError(f"evaluation {evaluation.id}: an answer has tokens of {sorted(map(tuple, strangers))}")
+        score, _ = await scored(scorer, prompt, completion, ticket=index, member=sample)
+        return _entry(
+            prompt.row.id,
+            prompt=prompt,
+            answer=prompts.read(completion.token_ids.tolist()),
+            reward=score.reward,
+            failure=score.failure,
+            finish_reason=completion.finish_reason,
+        )
+
+    rows = range(min(evaluation.prompts, prompts.heldout_rows))
+    answers = await all_or_nothing(answer(index, sample) for index in rows for sample in range(evaluation.samples))
+    rewards = [entry["reward"] for entry in answers if entry["reward"] is not None]
+    return {
+        "id": evaluation.id,
+        "weights": list(evaluation.weights),
+        "n": len(answers),
+        "success": sum(rewards) / len(rewards) if rewards else None,
+        "unscored": len(answers) - len(rewards),
+        "answers": answers,
+    }
+
+
+def _entry(
+    row_id: str,
+    *,
+    prompt: Prompt | None = None,
+    answer: str = "",
+    reward: float = math.nan,
+    failure: str = "",
+    finish_reason: str = "",
+) -> dict[str, Any]:
+    return {
+        "row_id": row_id,
+        "prompt": "" if prompt is None else prompt.text,
+        "answer": answer,
+        "expected": None if prompt is None else prompt.row.answer,
+        "reward": reward if math.isfinite(reward) else None,
+        "failure": failure,
+        "finish_reason": finish_reason,
+    }

@@ -1,0 +1,213 @@
+"""The engines of one collector: which can take a group, what they serve, which one failed and is started again."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+from asyncrl.collectors.engines.base import Engine, EngineError
+from asyncrl.config.recipe import Recipe, SimulatedEngine
+from asyncrl.staleness import Weights
+
+logger = logging.getLogger(__name__)
+
+MOST_SLOTS = 256  # of a collector whose recipe names no number: beyond it a decode step only gets slower
+MOST_RESTARTS = 5  # in a row, without one finished request between: then the process ends and says why
+FIRST_BACKOFF_S, MOST_BACKOFF_S = 1.0, 30.0
+
+T = TypeVar("T")
+
+
+class CollectorError(RuntimeError):
+    """This collector cannot go on; the message says why and what to do."""
+
+
+class MeteredEngine(Engine, Protocol):
+    """What the engines of this package count beside the protocol. Totals since their start."""
+
+    @property
+    def generated_tokens(self) -> int: ...
+
+    @property
+    def staged_s(self) -> float: ...
+
+    @property
+    def paused_s(self) -> float: ...
+
+
+@dataclass(slots=True, eq=False)
+class Host:
+    """An engine's place. The engine in it is exchanged when it failed; the place stays."""
+
+    make: Callable[[], MeteredEngine]
+    engine: MeteredEngine
+    failed: str = ""  # why it takes no work now
+    restarts: int = 0  # since a request last finished
+    decoding: set[str] = field(default_factory=set)  # ids of requests that need a slot
+    _mark: tuple[int, int] = (0, 0)
+    _moved_at: float = 0.0
+
+    @property
+    def usable(self) -> bool:
+        return not self.failed and self.engine.serving is not None
+
+    def startable(self, group_size: int) -> int:
+        """Groups whose members would all get a slot now. An idle engine takes a group larger than its slots."""
+        free = (self.engine.slots - len(self.decoding)) // group_size
+        return max(free, 0 if self.decoding else 1)
+
+    def still_s(self, now: float) -> float:
+        """For how long an engine with work has made no token."""
+        mark = (self.engine.generated_tokens, sum(map(self.engine.progress, self.decoding)))
+        if mark != self._mark or not self.decoding:
+            self._mark, self._moved_at = mark, now
+        return now - self._moved_at
+
+
+class Fleet:
+    """All of a collector's engines. `broken` is set when one failed, `freed` when one can take more work."""
+
+    def __init__(self, makers: Sequence[Callable[[], MeteredEngine]]) -> None:
+        self.hosts = [Host(make, make()) for make in makers]
+        self.broken = asyncio.Event()
+        self.freed = asyncio.Event()
+
+    async def start(self) -> None:
+        """Start all engines. Raises EngineError if one does not start: at first that is the recipe's fault."""
+        await all_or_nothing(host.engine.start() for host in self.hosts)
+
+    async def close(self) -> None:
+        for outcome in await asyncio.gather(*(host.engine.close() for host in self.hosts), return_exceptions=True):
+            if isinstance(outcome, BaseException):
+                logger.warning("an engine did not close cleanly: %s", outcome)
+
+    @property
+    def usable(self) -> list[Host]:
+        return [host for host in self.hosts if host.usable]
+
+    @property
+    def oldest(self) -> tuple[Weights, str] | None:
+        """The lowest (lineage, version) over the engines that take work, with its checksum."""
+        served = [(h.engine.serving, h.engine.checksum) for h in self.usable if h.engine.serving is not None]
+        return min(served, default=None)
+
+    @property
+    def slots(self) -> int:
+        return sum(host.engine.slots for host in self.hosts)
+
+    @property
+    def generated_tokens(self) -> int:
+        return sum(host.engine.generated_tokens for host in self.hosts)
+
+    def startable(self, group_size: int) -> int:
+        """How many groups could start now."""
+        return sum(host.startable(group_size) for host in self.usable)
+
+    def route(self) -> Host | None:
+        """Where a whole group goes: its members share a prompt. None: no engine takes work."""
+        return max(self.usable, key=lambda host: host.engine.slots - len(host.decoding), default=None)
+
+    def release(self, host: Host, request_ids: Iterable[str]) -> None:
+        """These requests need their slots no longer."""
+        host.decoding.difference_update(request_ids)
+        self.freed.set()
+
+    def fail(self, host: Host, engine: Engine, why: str) -> None:
+        """Take an engine out of work; `restart_broken` starts another in its place. Nothing happens if that one is
+        there already: what the old one left behind ends late."""
+        if host.engine is engine and not host.failed:
+            logger.error("engine %s failed: %s", host.engine.name, why)
+            host.failed = why
+            self.broken.set()
+
+    def fail_still(self, limit_s: float) -> None:
+        """Fail the engines that have work and made no token for `limit_s`: who waits for them would wait for ever."""
+        now = time.monotonic()
+        for host in self.usable:
+            if (still := host.still_s(now)) > limit_s:
+                self.fail(host, host.engine, f"no token for {still:.0f} s with {len(host.decoding)} requests")
+
+    async def restart_broken(self) -> None:
+        """Start failed engines again, each after a growing pause. They serve nothing until weights are activated.
+        Raises CollectorError after MOST_RESTARTS of one engine in a row."""
+        self.broken.clear()
+        for host in self.hosts:
+            if host.failed:
+                await self._restart(host)
+
+    async def _restart(self, host: Host) -> None:
+        while host.failed:
+            host.restarts += 1
+            if host.restarts > MOST_RESTARTS:
+                raise CollectorError(
+                    f"engine {host.engine.name} failed {host.restarts} times in a row, last: {host.failed}"
+                )
+            await asyncio.sleep(min(FIRST_BACKOFF_S * 2 ** (host.restarts - 1), MOST_BACKOFF_S))
+            try:
+                await host.engine.close()
+            except EngineError as error:
+                logger.warning("engine %s did not close cleanly: %s", host.engine.name, error)
+            host.engine, host.decoding = host.make(), set()
+            try:
+                await host.engine.start()
+                host.failed = ""
+            except EngineError as error:
+                host.failed = str(error)
+
+
+def engine_makers(recipe: Recipe, name: str, model_path: Path | None) -> list[Callable[[], MeteredEngine]]:
+    """One maker per engine of the recipe. `model_path` is needed by all types but `simulated`."""
+    config, count = recipe.collector.engine, recipe.collector.engines
+
+    def make(index: int) -> MeteredEngine:
+        if isinstance(config, SimulatedEngine):
+            from asyncrl.collectors.engines import simulated
+
+            return simulated.SimulatedEngine(
+                f"{name}/{index}",
+                slots=config.slots,
+                token_s=config.token_s,
+                mean_tokens=config.mean_tokens,
+                cv=config.cv,
+                seed=recipe.run.seed,
+            )
+        if model_path is None:
+            raise CollectorError(f"collector.engine.type {config.type} needs a model, and none was given")
+        # Here: torch and transformers take seconds to import, and a simulated collector has no use for them.
+        from asyncrl.collectors.engines import transformers
+
+        return transformers.TransformersEngine(
+            f"{name}/{index}",
+            model_path,
+            slots=config.slots or _derived_slots(recipe),
+            max_length=recipe.model.max_length,
+            dtype=recipe.model.dtype,
+            attn=recipe.model.attn_implementation,
+            trust_remote_code=recipe.model.trust_remote_code,
+        )
+
+    return [partial(make, index) for index in range(count)]
+
+
+def _derived_slots(recipe: Recipe) -> int:
+    """As many as admission can fill, (max_trajectory_age + 1) x groups_per_step x group_size, shared by the engines."""
+    most = (recipe.buffer.max_trajectory_age + 1) * recipe.learner.groups_per_step * recipe.collector.group_size
+    return math.ceil(min(most, MOST_SLOTS) / recipe.collector.engines)
+
+
+async def all_or_nothing(calls: Iterable[Awaitable[T]]) -> list[T]:
+    """Results in order. The first exception cancels the other calls, waits until they ended, and is raised."""
+    tasks = [asyncio.ensure_future(call) for call in calls]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,194 @@
+"""From a ticket to the requests of its group: which row, how it is presented, under which seeds.
+
+All of it is a function of the recipe and the ticket, so that a ticket that is issued again gets the same prompt,
+wherever it is generated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from asyncrl.collectors.engines.base import Request, Sampling, request_seed
+from asyncrl.config.recipe import Recipe
+from asyncrl.tasks.base import Row, Split, Task
+from asyncrl.tasks.build import build_task, shuffled
+from asyncrl.tasks.chat import end_token_ids, render
+from asyncrl.tasks.order import row_index
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+SIMULATED_PROMPT = (1, 2, 3)  # a simulated engine reads no prompt; a record needs one
+
+
+class PromptError(Exception):
+    """A row cannot be generated for. `reason` is the class it is counted under: row_error, prompt_too_long."""
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(f"{reason}: {detail}")
+        self.reason = reason
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A row as the model sees it."""
+
+    row: Row
+    token_ids: tuple[int, ...]
+
+    @property
+    def text(self) -> str:
+        """What a person reads: the last message."""
+        prompt = self.row.prompt
+        return prompt if isinstance(prompt, str) else str(prompt[-1]["content"])
+
+
+class Prompts(Protocol):
+    """Where prompts come from, and how answers are read."""
+
+    task: str
+    stop_token_ids: tuple[int, ...]
+
+    def train(self, ordinal: int) -> Prompt:
+        """The prompt of a ticket. Raises PromptError."""
+
+    def heldout(self, index: int) -> Prompt:
+        """One of `heldout_rows` prompts nobody trains on. Raises PromptError."""
+
+    @property
+    def heldout_rows(self) -> int: ...
+
+    def read(self, token_ids: list[int]) -> str:
+        """The text of an answer, without its end token."""
+
+
+class TaskPrompts:
+    """The rows of the recipe's task through the model's own chat template. Implements Prompts."""
+
+    def __init__(
+        self,
+        task: Task,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        seed: int,
+        shuffle: bool,
+        max_length: int | None,
+        stop_token_ids: tuple[int, ...],
+    ) -> None:
+        """`max_length`: tokens of prompt and answer together; None: unbounded."""
+        self.task = task.name
+        self.stop_token_ids = stop_token_ids
+        self._task = task
+        self._tokenizer = tokenizer
+        self._seed, self._shuffle, self._max_length = seed, shuffle, max_length
+
+    @classmethod
+    def load(cls, recipe: Recipe, model_path: Path) -> TaskPrompts:
+        """Build the task and load the model's tokenizer, end tokens and length. Raises what those raise."""
+        # Here: importing it takes seconds, and a simulated collector has no use for it.
+        from transformers import AutoConfig, AutoTokenizer, GenerationConfig
+
+        trust = recipe.model.trust_remote_code
+        tokenizer = AutoTokenizer.from_pretrained(model_path, trust_remote_code=trust)
+        config = AutoConfig.from_pretrained(model_path, trust_remote_code=trust)
+        own_generation = (model_path / "generation_config.json").is_file()
+        generation = GenerationConfig.from_pretrained(model_path) if own_generation else None
+        own_length = getattr(config.get_text_config(), "max_position_embeddings", None)
+        return cls(
+            build_task(recipe.task, seed=recipe.run.seed),
+            tokenizer,
+            seed=recipe.run.seed,
+            shuffle=shuffled(recipe.task),
+            max_length=min((n for n in (recipe.model.max_length, own_length) if n is not None), default=None),
+            stop_token_ids=end_token_ids(tokenizer, generation),
+        )
+
+    def train(self, ordinal: int) -> Prompt:
+        def index(rows: int) -> int:
+            return row_index(ordinal, rows, seed=self._seed, shuffle=self._shuffle)
+
+        return self._prompt("train", index)
+
+    def heldout(self, index: int) -> Prompt:
+        return self._prompt("heldout", lambda _: index)
+
+    @property
+    def heldout_rows(self) -> int:
+        return len(self._task.rows("heldout"))
+
+    def read(self, token_ids: list[int]) -> str:
+        if token_ids and token_ids[-1] in self.stop_token_ids:
+            token_ids = token_ids[:-1]
+        # Special tokens in the middle are shown: an answer that contains them is not the answer without them.
+        return str(self._tokenizer.decode(token_ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+    def _prompt(self, split: Split, index: Callable[[int], int]) -> Prompt:
+        try:
+            rows = self._task.rows(split)
+            row = rows[index(len(rows))]
+            token_ids = tuple(render(self._tokenizer, self._task.messages(row)))
+        except Exception as error:  # rows and messages are the user's program: they raise what they like
+            raise PromptError("row_error", f"{type(error).__name__}: {error}") from error
+        if self._max_length is not None and len(token_ids) > self._max_length - 1:
+            raise PromptError(
+                "prompt_too_long",
+                f"row {row.id} has {len(token_ids)} tokens, the model takes {self._max_length} with the answer",
+            )
+        return Prompt(row, token_ids)
+
+
+class SimulatedPrompts:
+    """For an engine without a model: the same few tokens for every ticket. Implements Prompts."""
+
+    task = "simulated"
+    stop_token_ids: tuple[int, ...] = ()
+    heldout_rows = 1
+
+    def train(self, ordinal: int) -> Prompt:
+        return Prompt(Row(id=f"simulated-{ordinal}", prompt="(simulated)"), SIMULATED_PROMPT)
+
+    def heldout(self, index: int) -> Prompt:
+        return Prompt(Row(id=f"simulated-heldout-{index}", prompt="(simulated)"), SIMULATED_PROMPT)
+
+    def read(self, token_ids: list[int]) -> str:
+        return f"({len(token_ids)} simulated tokens)"
+
+
+def sampling_of(recipe: Recipe, stop_token_ids: tuple[int, ...]) -> Sampling:
+    """The recipe's sampling as an engine takes it."""
+    config = recipe.collector.sampling
+    return Sampling(
+        temperature=config.temperature,
+        top_p=config.top_p,
+        top_k=config.top_k,
+        max_tokens=config.max_tokens,
+        stop_token_ids=stop_token_ids,
+    )
+
+
+def run_of(recipe: Recipe) -> str:
+    """What seeds are a function of: the same recipe name under another seed samples otherwise."""
+    return f"{recipe.run.name}/{recipe.run.seed}"
+
+
+def group_requests(
+    prompt: Prompt, sampling: Sampling, *, run: str, ordinal: int, attempt: int, group_size: int
+) -> tuple[Request, ...]:
+    """The requests of a ticket's members. Another attempt has other seeds: it is another sample of the same prompt."""
+    group = f"{ordinal}.{attempt}"
+    return tuple(
+        Request(
+            id=f"{group}.{member}",
+            group=group,
+            session=f"{group}.{member}",
+            token_ids=prompt.token_ids,
+            sampling=sampling,
+            seed=request_seed(run, ordinal, attempt, member, 0),
+            ticket=ordinal,
+            member=member,
+        )
+        for member in range(group_size)
+    )

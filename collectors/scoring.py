@@ -1,0 +1,171 @@
+"""From a completion to a scored trajectory, and from trajectories to what is handed to the buffer.
+
+A member whose verifier failed stays in the record, unscored (reward NaN, `failure` says why), and the learner leaves it
+out; a group of which no member is scored is a failed ticket, never a group of zeros.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Sequence
+from hashlib import blake2b
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from asyncrl import schema
+from asyncrl.buffers.base import GroupHeader, Ticket
+from asyncrl.collectors.engines.base import Completion, Request
+from asyncrl.collectors.rollout import Prompt, Prompts
+from asyncrl.rewards.pool import Score, VerifierPool
+from asyncrl.schema import Group, Trajectory, VersionSpan
+from asyncrl.tasks.base import Answer
+
+ENGINE_ERROR = "engine_error"  # the engine ended this one request with an error: nothing to score
+
+
+class Scorer(Protocol):
+    """What turns a completion into a score."""
+
+    async def start(self) -> None: ...
+
+    async def score(self, prompt: Prompt, completion: Completion, *, ticket: int, member: int) -> Score:
+        """Never raises for an answer's or a verifier's fault: `failure` names it. Raises rewards.pool.VerifierError if
+        no answer can be scored any more."""
+
+    async def close(self) -> None: ...
+
+
+class TaskScorer:
+    """The task's own scores, from its verifier processes. Implements Scorer."""
+
+    def __init__(self, pool: VerifierPool, prompts: Prompts) -> None:
+        self._pool = pool
+        self._prompts = prompts
+
+    async def start(self) -> None:
+        await self._pool.start()
+
+    async def score(self, prompt: Prompt, completion: Completion, *, ticket: int, member: int) -> Score:
+        token_ids: list[int] = completion.token_ids.tolist()
+        answer = Answer(self._prompts.read(token_ids), tuple(token_ids), completion.finish_reason)
+        return await self._pool.score(prompt.row, answer)
+
+    async def close(self) -> None:
+        await self._pool.close()
+
+
+class SimulatedScorer:
+    """0 or 1 by a hash of ticket and member: what a simulated completion says means nothing. Implements Scorer."""
+
+    async def start(self) -> None:
+        return None
+
+    async def score(self, prompt: Prompt, completion: Completion, *, ticket: int, member: int) -> Score:
+        reward = float(blake2b(f"{ticket}/{member}".encode(), digest_size=1).digest()[0] & 1)
+        return Score({"simulated": reward}, reward, "")
+
+    async def close(self) -> None:
+        return None
+
+
+async def scored(
+    scorer: Scorer, prompt: Prompt, completion: Completion, *, ticket: int, member: int
+) -> tuple[Score, float]:
+    """The score, and when it was there (unix seconds)."""
+    if completion.finish_reason == "error":
+        return Score({}, math.nan, ENGINE_ERROR), time.time()
+    score = await scorer.score(prompt, completion, ticket=ticket, member=member)
+    return score, time.time()
+
+
+def trajectory(prompt: Prompt, request: Request, completion: Completion, score: Score, scored_at: float) -> Trajectory:
+    """The training row of one answer: the prompt, then every sampled token with the weights that sampled it."""
+    start, sampled = len(prompt.token_ids), len(completion.token_ids)
+
+    def behind_prompt(values: ArrayLike, fill: float, dtype: type) -> NDArray[Any]:
+        column: NDArray[Any] = np.full(start + sampled, fill, dtype=dtype)
+        column[start:] = values
+        return column
+
+    token_ids = behind_prompt(completion.token_ids, 0, np.int32)
+    token_ids[:start] = prompt.token_ids
+    return Trajectory(
+        token_ids=token_ids,
+        loss_mask=behind_prompt(1, 0, np.uint8),
+        logprobs=behind_prompt(completion.logprobs, 0.0, np.float32),
+        versions=behind_prompt(completion.versions, -1, np.int32),
+        member=request.member,
+        prompt_length=start,
+        spans=tuple(VersionSpan(s.weights, start + s.start, start + s.end, s.checksum) for s in completion.spans),
+        reward=score.reward,
+        reward_parts=score.parts,
+        finish_reason=completion.finish_reason,
+        failure=score.failure,
+        turn_offsets=(start,),
+        first_token=completion.first_token,
+        done=completion.done,
+        scored=scored_at,
+        seed=request.seed,
+        info={"error": completion.error} if completion.error else {},
+    )
+
+
+def unscored_reason(trajectories: Sequence[Trajectory]) -> str | None:
+    """Why a group cannot be trained at all, None if it can: no member is scored (the most common failure names it), or
+    nothing was sampled."""
+    if all(math.isnan(row.reward) for row in trajectories):
+        (failure, _), *_ = Counter(row.failure for row in trajectories).most_common(1)
+        return f"unscored/{failure}"
+    return None if any(row.loss_mask.any() for row in trajectories) else "empty"
+
+
+def hand_over(
+    ticket: Ticket,
+    trajectories: Sequence[Trajectory],
+    *,
+    prompt: Prompt,
+    task: str,
+    collector: str,
+    engine: str,
+    sampling: dict[str, float],
+    seconds: float,
+) -> tuple[GroupHeader, bytes]:
+    """What the store must know of a finished group, and its payload. Raises ValueError if the group is too large or the
+    engine broke the record's rules (`schema.validate`)."""
+    newest = max((span.weights for row in trajectories for span in row.spans), default=ticket.issued_for)
+    group = Group(
+        ticket=ticket.ordinal,
+        attempt=ticket.attempt,
+        lineage=newest.lineage,
+        task=task,
+        row_id=prompt.row.id,
+        collector=collector,
+        engine=engine,
+        sampling=sampling,
+        issued=ticket.issued,
+        put=time.time(),
+        trajectories=trajectories,
+    )
+    payload = schema.encode(group)
+    batch = schema.decode(payload, check=False)  # views into the payload: no second pass over it
+    oldest, newest_version = schema.version_range(batch)
+    tokens = schema.sampled_tokens(batch)
+    rewards = [row.reward for row in trajectories if not math.isnan(row.reward)]
+    header = GroupHeader(
+        ordinal=ticket.ordinal,
+        attempt=ticket.attempt,
+        weights=newest,
+        oldest=oldest,
+        newest=newest_version,
+        spans=schema.span_weights(batch),
+        tokens=tokens,
+        seconds=seconds,
+        digest=schema.digest(payload),
+        reward=sum(rewards) / len(rewards) if rewards else None,
+        length=tokens / len(trajectories),
+    )
+    return header, payload

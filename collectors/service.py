@@ -1,0 +1,508 @@
+"""The collector: takes tickets, generates and scores their groups, hands them over, follows the newest weights.
+
+`collect` builds what the recipe names and serves the run; `Session` is one membership of the run and owns all state
+that the tasks below share. They run in one event loop and change that state only between two awaits.
+
+| task          | waits for                                     | who ends the wait                                   |
+|---------------|-----------------------------------------------|-----------------------------------------------------|
+| control       | a nudge, at most BEAT_S                       | announce, new lineage, a revoked ticket, end; time  |
+| tickets       | a free slot on an engine that serves weights; | an ended member, an activation;                     |
+|               | an admissible ticket, at most ASK_S           | commit, a terminal put, a lost member; time         |
+| updates       | weights not tried yet (`updates.py`)          | control, from a beat's answer; engines; its pause   |
+| engines       | an engine that failed                         | a group, evaluation, updates; control (no token)    |
+| one per group | its members: a completion, then a score; put  | the engine or its restart; the time limit of a score|
+| evaluation    | the right to hold the weights; completions    | updates, after an activation; the engine            |
+
+The work of a ticket that is no longer wanted (revoked, dead weights) is ended by cancelling its group's task, which
+aborts its requests. Calls to the store end by themselves (`patience.py`). The end of any task is seen by `serve`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import uuid
+from collections import Counter
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from asyncrl.buffers.base import Beat, Buffer, BufferError, FailKind, Member, Ticket, UnknownMember
+from asyncrl.collectors.engines.base import Completion, Engine, EngineError, Request
+from asyncrl.collectors.evaluation.heldout import Evaluation, evaluate
+from asyncrl.collectors.fleet import CollectorError, Fleet, Host, all_or_nothing, engine_makers
+from asyncrl.collectors.patience import patiently
+from asyncrl.collectors.rollout import (
+    Prompt,
+    PromptError,
+    Prompts,
+    SimulatedPrompts,
+    TaskPrompts,
+    group_requests,
+    run_of,
+    sampling_of,
+)
+from asyncrl.collectors.scoring import (
+    Scorer,
+    SimulatedScorer,
+    TaskScorer,
+    hand_over,
+    scored,
+    trajectory,
+    unscored_reason,
+)
+from asyncrl.collectors.updates import Updates
+from asyncrl.config.recipe import Recipe, SimulatedEngine
+from asyncrl.schema import Trajectory
+from asyncrl.staleness import Weights
+from asyncrl.tasks.verify import verifier_pool
+
+logger = logging.getLogger(__name__)
+
+BEAT_S = 2.0  # a beat at least so often, and four within the time after which a member counts as lost
+ASK_S = 10.0  # one request for tickets; it is simply made again
+LEAVE_S = 5.0  # for the farewell: without it the tickets are returned a little later
+REJOIN_S = 1.0  # before joining again, so that a store that forgets everybody is not flooded
+METER_S = 1.0  # shortest stretch over which tokens/s is measured
+
+T = TypeVar("T")
+
+
+async def collect(
+    recipe: Recipe, buffer: Buffer, member: Member, *, model_path: Path | None, stop: asyncio.Event
+) -> None:
+    """Serve a run until it has ended or `stop` is set; tickets in work are then returned. `model_path` is None for a
+    simulated engine. If the run no longer knows the member, all work is dropped and it joins as a new incarnation.
+
+    Raises CollectorError (an engine fails again and again, nothing to do for too long), what building the engine, the
+    task or its verifiers raises, and the store's BufferError when it could not be reached for `run.no_progress_s`.
+    """
+    prompts, scorer = _build_task(recipe, model_path)
+    fleet = Fleet(engine_makers(recipe, member.name, model_path))
+    try:
+        if await _stopped(stop, all_or_nothing([scorer.start(), fleet.start()])):
+            return
+        while True:
+            session = Session(recipe, buffer, member, fleet=fleet, prompts=prompts, scorer=scorer)
+            try:
+                return await session.serve(stop)
+            except UnknownMember as error:
+                logger.warning("%s; joining again, all work in progress is dropped", error)
+            if await _stopped(stop, asyncio.sleep(REJOIN_S)):
+                return
+            member = Member(member.name, uuid.uuid4().hex)
+    finally:
+        await asyncio.gather(fleet.close(), scorer.close())
+
+
+def _build_task(recipe: Recipe, model_path: Path | None) -> tuple[Prompts, Scorer]:
+    if isinstance(recipe.collector.engine, SimulatedEngine):
+        return SimulatedPrompts(), SimulatedScorer()
+    if model_path is None:
+        raise CollectorError(f"collector.engine.type {recipe.collector.engine.type} needs a model, and none was given")
+    prompts = TaskPrompts.load(recipe, model_path)
+    pool = verifier_pool(
+        recipe.task,
+        seed=recipe.run.seed,
+        workers=recipe.collector.score_workers,
+        timeout_s=recipe.collector.score_timeout_s,
+    )
+    return prompts, TaskScorer(pool, prompts)
+
+
+async def _stopped(stop: asyncio.Event, work: Coroutine[Any, Any, Any]) -> bool:
+    """Run `work` to its end, or until `stop` is set; True if that came first."""
+    running, stopping = asyncio.ensure_future(work), asyncio.ensure_future(stop.wait())
+    try:
+        await asyncio.wait({running, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if running.done():
+            running.result()
+        return not running.done()
+    finally:
+        await _end({running, stopping})
+
+
+async def _end(tasks: set[asyncio.Task[Any]] | set[asyncio.Future[Any]]) -> None:
+    """Cancel tasks and wait until they ended; what they raise is of no interest any more."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class TicketEnded(Exception):
+    """Why a ticket's work ends without a group. `kind` None: it was revoked, there is nobody to tell."""
+
+    def __init__(self, kind: FailKind | None, reason: str, detail: str = "") -> None:
+        super().__init__(f"{reason}: {detail}" if detail else reason)
+        self.kind: FailKind | None = kind
+        self.reason = reason
+
+
+@dataclass(slots=True, eq=False)
+class Running:
+    """A ticket in work."""
+
+    ticket: Ticket
+    host: Host
+    engine: Engine  # of the host when it began: a restarted one knows nothing of it
+    requests: tuple[Request, ...]
+    touched: set[Weights]  # served while its requests decoded: its spans are among them
+    started: float = field(default_factory=time.monotonic)
+    sampled: dict[str, int] = field(default_factory=dict)  # finished request -> tokens
+    scores: int = 0
+    ended: TicketEnded | None = None  # why it ends or ended without a group; set once
+    tokens_at_end: int = 0
+    task: asyncio.Task[None] | None = None
+    begun: bool = False
+
+    @property
+    def key(self) -> tuple[int, int]:
+        return (self.ticket.ordinal, self.ticket.attempt)
+
+    @property
+    def tokens(self) -> int:
+        """Sampled so far by all members."""
+        running = (r.id for r in self.requests if r.id not in self.sampled)
+        return sum(self.sampled.values()) + sum(map(self.engine.progress, running))
+
+    def end(self, why: TicketEnded) -> None:
+        """End the work from outside. Its task sees `ended`; one that has not run yet looks before it begins, because
+        cancelled now it would never run at all, and nobody would tell the store."""
+        if self.ended is None:
+            self.ended, self.tokens_at_end = why, self.tokens
+            if self.begun and self.task is not None:
+                self.task.cancel()
+
+
+class Session:
+    """One membership of the run, from join to leave."""
+
+    def __init__(
+        self, recipe: Recipe, buffer: Buffer, member: Member, *, fleet: Fleet, prompts: Prompts, scorer: Scorer
+    ) -> None:
+        self.recipe, self.buffer, self.member = recipe, buffer, member
+        self.fleet, self.prompts, self.scorer = fleet, prompts, scorer
+        self.sampling = sampling_of(recipe, prompts.stop_token_ids)
+        self.run = run_of(recipe)
+        self.limit_s = recipe.run.no_progress_s
+        self.groups: dict[tuple[int, int], Running] = {}
+        self.evaluation: asyncio.Task[None] | None = None
+        self.updates = Updates(
+            fleet,
+            buffer,
+            kv=recipe.weights.update,
+            deadline_s=recipe.weights.deadline_s,
+            store_limit_s=self.limit_s,
+            on_change=self._weights_changed,
+        )
+        self.scored = 0
+        self.failures: Counter[str] = Counter()  # members by verifier failure, tickets and puts by outcome
+        self.moved_at = time.monotonic()  # when there was last something to do: tickets, weights, an evaluation
+        self.wrong: asyncio.Future[None] = asyncio.get_running_loop().create_future()  # a group's task raised
+        self._beating = asyncio.Lock()  # answers are acted on in the order they were given
+        self._meter = (time.monotonic(), fleet.generated_tokens, 0.0)
+
+    # --- the long-lived tasks ---------------------------------------------------------------------------------------
+
+    async def serve(self, stop: asyncio.Event) -> None:
+        """Join, work until the run ended or `stop` is set, leave. Raises what any task raises."""
+        await self._store(lambda: self.buffer.join(self.member, self._info()))
+        logger.info("collector %s joined run %s, waits for weights", self.member.name, self.run)
+        loops: set[asyncio.Future[Any]] = {
+            asyncio.ensure_future(loop)
+            for loop in (self._control(), self._tickets(), self.updates.run(), self._engines(), stop.wait())
+        }
+        try:
+            done, _ = await asyncio.wait({*loops, self.wrong}, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            # Groups end silently: leaving returns all tickets at once, without counting a loss.
+            groups = list(self.groups.values())
+            for group in groups:
+                group.ended = TicketEnded(None, "left")
+            work = {group.task for group in groups if group.task is not None}
+            await _end({*loops, *work, *({self.evaluation} if self.evaluation else ()), self.wrong})
+            for group in groups:
+                self.fleet.release(group.host, (request.id for request in group.requests))
+            self.updates.close()
+            with suppress(BufferError, TimeoutError):
+                async with asyncio.timeout(LEAVE_S):
+                    await self.buffer.leave(self.member)
+
+    async def _control(self) -> None:
+        """Beat, act on the answer, wait for news. Returns when the run has ended."""
+        pause = min(BEAT_S, self.buffer.limits.member_timeout_s / 4)
+        while (await self._beat()).phase != "ended":
+            self.fleet.fail_still(self.recipe.collector.group_timeout_s)
+            if self.groups:
+                self.moved_at = time.monotonic()
+            if (idle := time.monotonic() - self.moved_at) > self.limit_s:
+                raise CollectorError(f"nothing to do for {idle:.0f} s: {self._idle_reason()}")
+            await self._store(lambda: self.buffer.nudge(self.member, pause))
+        logger.info("the run has ended")
+
+    async def _tickets(self) -> None:
+        """Ask for the groups that could start now, and start what is granted."""
+        group_size, seq = self.recipe.collector.group_size, 1
+        while True:
+            self.fleet.freed.clear()
+            want = self.fleet.startable(group_size)
+            if want == 0:
+                await self.fleet.freed.wait()
+                continue
+            ask = partial(self.buffer.tickets, self.member, seq=seq, want=want, wait_s=ASK_S)
+            granted = await self._store(ask)
+            if granted:  # else the same question again: an answer that was lost is not granted twice
+                seq += 1
+            for ticket in granted:
+                await self._start(ticket)
+
+    async def _engines(self) -> None:
+        """Start failed engines again."""
+        while True:
+            await self.fleet.broken.wait()
+            await self.fleet.restart_broken()
+            self.updates.engine_restarted()
+
+    # --- beats ------------------------------------------------------------------------------------------------------
+
+    async def _beat(self) -> Beat:
+        async with self._beating:
+            served = self.fleet.oldest
+            progress = {key: group.tokens + group.scores for key, group in self.groups.items()}
+            beat = await self._store(
+                lambda: self.buffer.beat(
+                    self.member,
+                    serving=served[0] if served else None,
+                    checksum=served[1] if served else "",
+                    progress=progress,
+                    info=self._info(),
+                )
+            )
+            self._act(beat)
+        return beat
+
+    def _act(self, beat: Beat) -> None:
+        for key in beat.revoked:
+            if (group := self.groups.get(key)) is not None:
+                group.end(TicketEnded(None, "revoked"))
+        self.updates.announced(beat.announced)
+        if beat.evaluation is not None and (self.evaluation is None or self.evaluation.done()):
+            evaluation = Evaluation.of(beat.evaluation)
+            if any(host.engine.serving == evaluation.weights for host in self.fleet.usable):
+                self.evaluation = self._watched(self._evaluate(evaluation))
+
+    def _info(self) -> dict[str, Any]:
+        """Small and JSON: it goes into every beat."""
+        since, tokens, per_s = self._meter
+        now, total = time.monotonic(), self.fleet.generated_tokens
+        if now - since >= METER_S:
+            per_s = max(0, total - tokens) / (now - since)  # a restarted engine counts from 0
+            self._meter = (now, total, per_s)
+        return {
+            "tokens_per_s": round(per_s, 1),
+            "tokens": total,
+            "weights_staged_s": sum(host.engine.staged_s for host in self.fleet.hosts),
+            "weights_paused_s": sum(host.engine.paused_s for host in self.fleet.hosts),
+            "weights_error": self.updates.error,
+            "staging": list(self.updates.staging) if self.updates.staging else None,
+            "running_groups": len(self.groups),
+            "scored": self.scored,
+            "failures": dict(self.failures),
+        }
+
+    def _idle_reason(self) -> str:
+        if self.fleet.oldest is None:
+            return f"no weights to serve ({self.updates.error or 'none were announced; is a learner running?'})"
+        return "no ticket was granted; `asyncrl status` says what the run waits for"
+
+    async def _weights_changed(self) -> None:
+        """The family tree may have grown, or other weights are served: end dead work, tell the store."""
+        self.moved_at = time.monotonic()
+        for group in self.groups.values():
+            serving = group.host.engine.serving
+            if serving is not None and any(r.id in group.host.decoding for r in group.requests):
+                group.touched.add(serving)
+            if dead := [weights for weights in group.touched if self.updates.is_dead(weights)]:
+                group.end(TicketEnded("cancelled", "dead_weights", str(tuple(dead[0]))))
+        await self._beat()
+
+    # --- one ticket -------------------------------------------------------------------------------------------------
+
+    async def _start(self, ticket: Ticket) -> None:
+        """Reserve the slots of a ticket's group, then let it run."""
+        host = self.fleet.route()
+        if host is None or host.engine.serving is None:
+            await self._fail(ticket, TicketEnded("infrastructure", "no_engine"), tokens=0, seconds=0.0)
+            return
+        try:
+            prompt = self.prompts.train(ticket.ordinal)
+        except PromptError as error:
+            await self._fail(ticket, TicketEnded("data", error.reason, str(error)), tokens=0, seconds=0.0)
+            return
+        requests = group_requests(
+            prompt,
+            self.sampling,
+            run=self.run,
+            ordinal=ticket.ordinal,
+            attempt=ticket.attempt,
+            group_size=self.recipe.collector.group_size,
+        )
+        group = Running(ticket, host, host.engine, requests, {host.engine.serving})
+        host.decoding.update(request.id for request in requests)
+        self.groups[group.key] = group
+        group.task = self._watched(self._group(group, prompt))
+
+    async def _group(self, group: Running, prompt: Prompt) -> None:
+        """Generate, score, hand over. Whatever happens, the ticket's end is told and its slots are free again."""
+        group.begun = True
+        try:
+            await self._work(group, prompt)
+        except TicketEnded as end:
+            if group.ended is None:
+                group.ended, group.tokens_at_end = end, group.tokens
+            if end.kind is None:
+                self.failures[end.reason] += 1
+            else:
+                await self._fail(group.ticket, end, tokens=group.tokens_at_end, seconds=self._seconds(group))
+        finally:
+            del self.groups[group.key]
+            self.fleet.release(group.host, (request.id for request in group.requests))
+
+    async def _work(self, group: Running, prompt: Prompt) -> None:
+        """Raises TicketEnded for every way in which a ticket ends without a group."""
+        try:
+            if group.ended is not None:
+                raise group.ended
+            trajectories = await all_or_nothing(self._member(group, prompt, r) for r in group.requests)
+            await self._put(group, prompt, trajectories)
+        except EngineError as error:
+            self.fleet.fail(group.host, group.engine, str(error))
+            raise TicketEnded("infrastructure", "engine_failed", str(error)) from error
+        except asyncio.CancelledError:
+            if group.ended is None:
+                raise
+            raise group.ended from None
+
+    async def _member(self, group: Running, prompt: Prompt, request: Request) -> Trajectory:
+        try:
+            completion = await group.engine.generate(request)
+        except ValueError as error:  # it cannot be served exactly, and that will not change
+            raise TicketEnded("data", "request_refused", str(error)) from error
+        finally:
+            self.fleet.release(group.host, [request.id])
+        group.sampled[request.id] = len(completion.token_ids)
+        group.host.restarts = 0
+        if completion.finish_reason == "abort":
+            raise TicketEnded("infrastructure", "engine_aborted")
+        score, at = await scored(self.scorer, prompt, completion, ticket=group.ticket.ordinal, member=request.member)
+        group.scores += 1
+        self.scored += 1
+        if score.failure:
+            self.failures[score.failure] += 1
+        return trajectory(prompt, request, completion, score, at)
+
+    async def _put(self, group: Running, prompt: Prompt, trajectories: list[Trajectory]) -> None:
+        if reason := unscored_reason(trajectories):
+            raise TicketEnded("data", reason)
+        sampling = self.recipe.collector.sampling
+        try:
+            header, payload = hand_over(
+                group.ticket,
+                trajectories,
+                prompt=prompt,
+                task=self.prompts.task,
+                collector=self.member.name,
+                engine=group.engine.name,
+                sampling={"temperature": sampling.temperature, "top_p": sampling.top_p, "top_k": sampling.top_k},
+                seconds=self._seconds(group),
+            )
+        except ValueError as error:
+            raise TicketEnded("data", "bad_group", str(error)) from error
+        result = await self._store(lambda: self.buffer.put(self.member, header, payload))
+        if result not in ("held", "duplicate"):
+            self.failures[f"put_{result}"] += 1
+            logger.info("put of ticket %d attempt %d: %s, dropped", *group.key, result)
+
+    async def _fail(self, ticket: Ticket, end: TicketEnded, *, tokens: int, seconds: float) -> None:
+        kind = end.kind or "cancelled"
+        self.failures[end.reason] += 1
+        logger.log(
+            logging.INFO if kind == "cancelled" else logging.WARNING,
+            "ticket %d attempt %d: %s, %s", ticket.ordinal, ticket.attempt, kind, end,
+        )  # fmt: skip
+        await self._store(
+            lambda: self.buffer.fail(
+                self.member,
+                ticket.ordinal,
+                ticket.attempt,
+                kind=kind,
+                reason=end.reason,
+                tokens=tokens,
+                seconds=seconds,
+            )
+        )
+
+    def _seconds(self, group: Running) -> float:
+        """Collector-seconds: the time a group took, by the share of this collector's slots it may occupy, so that the
+        seconds of groups that ran beside each other add up to the time that passed."""
+        share = min(1.0, len(group.requests) / self.fleet.slots)
+        return (time.monotonic() - group.started) * share
+
+    # --- evaluation -------------------------------------------------------------------------------------------------
+
+    async def _evaluate(self, evaluation: Evaluation) -> None:
+        """Claim an evaluation and run it on the engines that serve its weights, which stay as they are meanwhile."""
+        async with self.updates.hold:
+            hosts = [host for host in self.fleet.usable if host.engine.serving == evaluation.weights]
+            if not hosts or not await self._store(lambda: self.buffer.claim_evaluation(self.member, evaluation.id)):
+                return
+            logger.info("evaluation %s: %d held-out prompts", evaluation.id, evaluation.prompts)
+            try:
+                result = await evaluate(
+                    evaluation,
+                    prompts=self.prompts,
+                    scorer=self.scorer,
+                    generate=lambda request: self._generate_heldout(hosts, request),
+                    sampling=self.sampling,
+                    run=self.run,
+                )
+            except EngineError as error:
+                logger.warning("evaluation %s: %s; again once an engine serves its weights", evaluation.id, error)
+                return
+        self.moved_at = time.monotonic()
+        await self._store(lambda: self.buffer.report_evaluation(evaluation.id, result))
+
+    async def _generate_heldout(self, hosts: list[Host], request: Request) -> Completion:
+        host = min(hosts, key=lambda host: len(host.decoding) / host.engine.slots)
+        engine = host.engine
+        host.decoding.add(request.id)
+        try:
+            return await engine.generate(request)
+        except EngineError as error:
+            self.fleet.fail(host, engine, str(error))
+            raise
+        finally:
+            self.fleet.release(host, [request.id])
+
+    # --- helpers ----------------------------------------------------------------------------------------------------
+
+    async def _store(self, call: Callable[[], Awaitable[T]]) -> T:
+        """A call to the buffer, made again while the store is away."""
+        return await patiently(call, limit_s=self.limit_s)
+
+    def _watched(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """A task whose unexpected exception ends the session rather than being lost."""
+        task = asyncio.ensure_future(work)
+
+        def look(done: asyncio.Task[None]) -> None:
+            if not done.cancelled() and (error := done.exception()) is not None and not self.wrong.done():
+                self.wrong.set_exception(error)
+
+        task.add_done_callback(look)
+        return task
