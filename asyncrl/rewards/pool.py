@@ -111,6 +111,10 @@ class VerifierPool:
                 await asyncio.wait_for(process.wait(), REAP_LIMIT_S)
 
     async def _ready(self, slot: _Slot) -> _Worker:
+        if (
+            slot.worker is not None and slot.worker.process.returncode is not None
+        ):  # ended between calls: no call's fault
+            self._discard(slot)
         if not self._closed and slot.worker is None:
             slot.worker = await _Worker.start(self._start)
         if self._closed:  # perhaps while it started

@@ -56,7 +56,6 @@ def main() -> None:
         scorer = load(start.factory)(**start.arguments)
         ready = Ready(check_weights(scorer.part_weights()))
     except BaseException as error:  # SystemExit too: the parent must hear why, and nothing else may answer it
-        traceback.print_exc()
         write_frame(replies, Ready({}, last_line(error)))
         return
     write_frame(replies, ready)

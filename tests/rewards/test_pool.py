@@ -156,6 +156,16 @@ async def test_the_wait_for_a_free_worker_is_not_part_of_the_limit(make_pool: Ma
 
 
 @pytest.mark.asyncio
+async def test_a_worker_that_ended_between_calls_is_replaced_without_a_failure(make_pool: MakePool) -> None:
+    async with make_pool(EVAL) as pool:
+        worker = pool._slots[0].worker  # nothing public tells that the event loop has noticed
+        assert worker is not None
+        worker.process.kill()
+        await asyncio.wait_for(worker.process.wait(), 30)
+        assert (await score(pool, "1")).failure == ""
+
+
+@pytest.mark.asyncio
 async def test_calls_are_served_in_their_order(make_pool: MakePool) -> None:
     body = "n = 0\ndef score(self, row, answer):\n    self.n += 1\n    return self.n"
     async with make_pool(body) as pool:
