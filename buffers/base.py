@@ -4,11 +4,11 @@ Each operation is atomic and idempotent by identity, so that a call whose reply 
 client polls: a call that has to wait is woken by the operation that ends the wait, and by the next deadline at the
 latest, since nothing in a store fires by itself.
 
-| who waits         | for what                                         | who ends the wait                                |
-|-------------------|--------------------------------------------------|--------------------------------------------------|
-| collector/tickets | an admissible ticket                             | commit, a terminal put or fail, a collector lost |
-| collector/nudge   | new weights, revoked tickets, an evaluation, end | announce, commit, new_lineage, finish            |
-| learner/lease     | a batch that stands                              | put, fail, a collector lost, a new lineage       |
+| who waits         | for what                                   | who ends the wait                         |
+|-------------------|--------------------------------------------|-------------------------------------------|
+| collector/tickets | an admissible ticket                       | commit, put, fail, a collector lost, beat |
+| collector/nudge   | new weights, revoked tickets, an evaluation | announce, commit, new_lineage, finish    |
+| learner/lease     | a batch that stands                        | put, fail, a collector lost               |
 """
 
 from __future__ import annotations
@@ -93,8 +93,8 @@ class Limits:
         need = (self.max_age + 1) * self.groups_per_step * self.group_bytes
         if self.max_bytes < need:
             raise ValueError(
-                f"max_bytes {self.max_bytes} is below (max_trajectory_age + 1) x groups_per_step x group_bytes = {need}: "
-                "a step could never be filled; raise buffer.max_bytes or lower max_tokens or group_size"
+                f"max_bytes {self.max_bytes} is below (max_trajectory_age + 1) x groups_per_step x group_bytes "
+                f"= {need}; a step could never be filled: raise buffer.max_bytes or lower max_tokens or group_size"
             )
 
 
@@ -256,7 +256,7 @@ class Buffer(Protocol):
         progress: Mapping[tuple[int, int], int],
         info: Mapping[str, Any],
     ) -> Beat:
-        """Say what is alive: every held (ordinal, attempt) with a progress count that grows with each token, tool call or
+        """Say what is alive: every owned (ordinal, attempt) with a count that grows with each token, tool call or
         score. `serving` is the lowest (lineage, version) over the member's engines; one that is not an ancestor of the
         current lineage counts as serving nothing. Raises UnknownMember."""
 

@@ -29,7 +29,8 @@ from asyncrl.buffers.base import (
     TicketRow,
     Waiting,
 )
-from asyncrl.buffers.model import Model, Wait
+from asyncrl.buffers.reference.common import Wait
+from asyncrl.buffers.reference.model import Model
 from asyncrl.schema import digest
 from asyncrl.staleness import Weights
 
@@ -224,7 +225,7 @@ class MemoryBuffer:
                 issued=len(m.owned),
                 progress=m.info,
             )
-            for m in sorted(model.members.values(), key=lambda m: m.member)
+            for m in sorted(model.members.values(), key=lambda m: (m.member.name, m.member.incarnation))
         ]
         return Stats(
             run=self.run,

@@ -1,0 +1,195 @@
+"""Members, issue, and what time alone decides. Contract, section 2."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from statistics import median
+from typing import Any
+
+from asyncrl.buffers.base import BufferError, Member, State, Ticket
+from asyncrl.buffers.reference.common import (
+    STRAGGLER_FACTOR,
+    STRAGGLER_FLOOR_S,
+    MemberState,
+    TicketState,
+    Wait,
+)
+from asyncrl.buffers.reference.transitions import Transitions
+from asyncrl.staleness import Weights, due, room
+
+
+class Tickets(Transitions):
+    """The collectors' side until a group is put."""
+
+    def join(self, member: Member, info: Mapping[str, Any], now: float) -> None:
+        for other in [m for m in self.members.values() if m.member.name == member.name]:
+            if other.member.incarnation != member.incarnation:
+                self._forget(other, lost=True, now=now)
+        if member.incarnation not in self.members:
+            self.members[member.incarnation] = MemberState(member, beat_at=now, info=dict(info))
+        self._grant(now)
+
+    def leave(self, member: Member, now: float) -> None:
+        if state := self.members.get(member.incarnation):
+            self._forget(state, lost=False, now=now)
+            self._grant(now)
+
+    def _forget(self, member: MemberState, *, lost: bool, now: float) -> None:
+        del self.members[member.member.incarnation]
+        self.waiters.pop(member.member.incarnation, None)
+        if self.evaluation_claim == member.member.incarnation:
+            self.evaluation_claim = ""
+            self._wake_members()
+        for ordinal in sorted(member.owned):
+            self._take_back(self.all[ordinal], lost=lost)
+
+    def tickets(self, member: Member, seq: int, want: int, now: float) -> list[Ticket] | Wait:
+        state = self._member(member)
+        self._expire(now)
+        state = self._member(member)  # it may itself have been expired
+        state.beat_at = now
+        if seq < state.seq:
+            raise BufferError(f"request {seq} of {member.name!r} comes after {state.seq}; numbers must grow")
+        if seq > state.seq:
+            state.seq, state.want, state.reply = seq, want, ()
+            self.waiters.pop(member.incarnation, None)
+        if not self._granted(state) and state.want > 0:
+            # Behind those who waited before: one path for old and new requests keeps the order fair. Also where a
+            # grant was revoked (by a rewind) before its reply arrived: else this request would wait for ever.
+            state.reply = ()
+            self.waiters.setdefault(member.incarnation)
+            self._grant(now)
+        return self._granted(state) or Wait((), self._next_deadline(now))
+
+    def _granted(self, member: MemberState) -> list[Ticket]:
+        """The reply to the member's current request, as far as it still owns the tickets."""
+        return [self._ticket(self.all[n]) for n, attempt in member.reply if self._owns(member, n, attempt)]
+
+    def _owns(self, member: MemberState, ordinal: int, attempt: int) -> bool:
+        ticket = self.all.get(ordinal)
+        return ticket is not None and ordinal in member.owned and ticket.attempt == attempt
+
+    def _ticket(self, ticket: TicketState) -> Ticket:
+        return Ticket(ticket.ordinal, ticket.attempt, ticket.issued_for, ticket.issued)
+
+    def _grant(self, now: float) -> None:
+        """Re-test the waiting collectors in order. A dead or lagging one consumes nothing and keeps its place; one that
+        serves V and gets nothing ends the round, since nobody has more room."""
+        if self.phase != "running":
+            return
+        for incarnation in list(self.waiters):
+            member = self.members[incarnation]
+            if not self._alive(member, now):
+                continue
+            granted: list[tuple[int, int]] = []
+            while len(granted) < member.want and (ticket := self._issue(member, now)) is not None:
+                granted.append((ticket.ordinal, ticket.attempt))
+            if granted:
+                member.reply = tuple(granted)
+                del self.waiters[incarnation]
+                self.wakes.add(f"tickets:{incarnation}")
+            elif member.serving is not None and member.serving.version >= self.version:
+                return
+
+    def _issue(self, member: MemberState, now: float) -> TicketState | None:
+        limits, serving = self.limits, member.serving
+        if serving is None or not self.tree.is_ancestor(serving, self.lineage):
+            return None
+        if self.returned:
+            ordinal = min(self.returned)
+        elif limits.max_tickets is None or self.next_ordinal < limits.max_tickets:
+            ordinal = self.next_ordinal
+        else:
+            return None
+        lower = sum(1 for n in self.live if n < ordinal)
+        space = room(
+            max_age=limits.max_age,
+            groups_per_step=limits.groups_per_step,
+            version=self.version,
+            serving=serving.version,
+        )
+        if lower + 1 > space:
+            return None
+        if len(self.live) + 1 > (limits.max_steps - self.version) * limits.groups_per_step:
+            return None
+        step = due(serving.version, limits.max_age)
+        if limits.over_age == "wait" and not self._due_test({step: 1}):
+            return None
+        if not self._make_space(limits.group_bytes):
+            return None
+        ticket = self.all.get(ordinal)
+        if ticket is None:
+            ticket = self.all[ordinal] = TicketState(ordinal, State.RETURNED)
+            self.next_ordinal += 1
+        self.returned.discard(ordinal)
+        ticket.state, ticket.owner, ticket.owner_name = State.ISSUED, member.member.incarnation, member.member.name
+        ticket.issued_for, ticket.issued = serving, now
+        ticket.progress, ticket.progress_at = 0, now
+        ticket.header, ticket.reason = None, ""
+        self.reserved += limits.group_bytes
+        self.live[ordinal] = ticket
+        self._owe(step, 1)
+        member.owned.add(ordinal)
+        return ticket
+
+    def straggler_s(self) -> float:
+        """After so many seconds an issued ticket is stale, `straggler`: 10 x the running median, at least a minute."""
+        if not self.group_times:
+            return self.limits.no_progress_s
+        return min(max(STRAGGLER_FLOOR_S, STRAGGLER_FACTOR * median(self.group_times)), self.limits.no_progress_s)
+
+    def _expire(self, now: float) -> None:
+        """What time alone decides: lost collectors, tickets without progress, stragglers."""
+        if self.phase != "running":
+            return
+        gone = [m for m in self.members.values() if not self._alive(m, now)]
+        for member in sorted(gone, key=lambda m: (m.beat_at, m.member.incarnation)):
+            self._forget(member, lost=True, now=now)
+        changed = bool(gone)
+        for ticket in [t for _, t in sorted(self.live.items()) if t.state is State.ISSUED]:
+            if now - ticket.issued > self.straggler_s():
+                self._end(ticket, State.STALE, "straggler")
+            elif now - ticket.progress_at > self.limits.ticket_progress_s:
+                if ticket.owner in self.members:
+                    self.wakes.add(f"nudge:{ticket.owner}")
+                self._take_back(ticket, lost=True)
+            else:
+                continue
+            changed = True
+        if changed:
+            self._grant(now)
+
+    def _next_deadline(self, now: float) -> float:
+        moments = [m.beat_at + self.limits.member_timeout_s for m in self.members.values()]
+        for ticket in self.live.values():
+            if ticket.state is State.ISSUED:
+                moments.append(ticket.progress_at + self.limits.ticket_progress_s)
+                moments.append(ticket.issued + self.straggler_s())
+        return min(moments, default=now + self.limits.no_progress_s)
+
+    def beat(
+        self,
+        member: Member,
+        serving: Weights | None,
+        checksum: str,
+        progress: Mapping[tuple[int, int], int],
+        info: Mapping[str, Any],
+        now: float,
+    ) -> tuple[tuple[int, int], ...]:
+        """Returns the (ordinal, attempt) that the member no longer owns."""
+        state = self._member(member)
+        state.beat_at = now  # before anything expires: it is here
+        self._expire(now)
+        if serving is not None and not self.tree.is_ancestor(serving, self.lineage):
+            serving = None
+        state.serving, state.checksum, state.info = serving, checksum, dict(info)
+        revoked = []
+        for (ordinal, attempt), count in progress.items():
+            if not self._owns(state, ordinal, attempt):
+                revoked.append((ordinal, attempt))
+                continue
+            ticket = self.all[ordinal]
+            if count > ticket.progress:
+                ticket.progress, ticket.progress_at = count, now
+        self._grant(now)
+        return tuple(sorted(revoked))

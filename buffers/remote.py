@@ -1,0 +1,370 @@
+"""The production buffer: one run in a Redis-protocol store. The scripts decide; here are calls, waits and types.
+
+A wait is a blocking pop of the waiter's own mailbox, bounded by the script's next deadline; then the operation is asked
+again. A lost reply, a spurious wake or a restarted server only leads to one more question.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+from redis.exceptions import RedisError
+
+from asyncrl.buffers.base import (
+    Beat,
+    BufferError,
+    Commit,
+    FailKind,
+    Fenced,
+    GroupHeader,
+    Lease,
+    Limits,
+    Member,
+    MemberStats,
+    PutResult,
+    State,
+    Stats,
+    Ticket,
+    TicketRow,
+    UnknownMember,
+    Waiting,
+)
+from asyncrl.buffers.memory import DEADLINE_SLACK_S, checked_payload, waiting_words
+from asyncrl.buffers.store import Store, limits_doc, run_prefix
+from asyncrl.staleness import Weights
+
+FETCH_GROUPS = 16  # groups a read: replies of several MB at once are slower than a few in turn
+REWIND_WAIT_S = 1.0  # a rewind in progress answers "retry"; its end wakes the member earlier
+
+
+def raise_refusal(reply: Any) -> Any:
+    """The script's refusals as exceptions; anything else is the answer."""
+    if isinstance(reply, dict) and "error" in reply and "message" in reply:
+        kinds: dict[str, type[BufferError]] = {"fenced": Fenced, "unknown_member": UnknownMember}
+        raise kinds.get(reply["error"], BufferError)(reply["message"])
+    return reply
+
+
+def weights_of(pair: Sequence[int] | None) -> Weights | None:
+    return Weights(int(pair[0]), int(pair[1])) if pair else None
+
+
+def header_doc(header: GroupHeader) -> dict[str, Any]:
+    result: dict[str, Any] = msgspec.to_builtins(header)
+    return result
+
+
+def header_of(doc: Mapping[str, Any]) -> GroupHeader:
+    return GroupHeader(
+        ordinal=doc["ordinal"],
+        attempt=doc["attempt"],
+        weights=Weights(*doc["weights"]),
+        oldest=doc["oldest"],
+        newest=doc["newest"],
+        spans=tuple(Weights(*s) for s in doc["spans"]),
+        tokens=doc["tokens"],
+        seconds=float(doc["seconds"]),
+        digest=doc["digest"],
+        reward=doc.get("reward"),
+        length=float(doc["length"]),
+    )
+
+
+class RedisBuffer:
+    """Implements `base.Buffer`. `clock` replaces the server's clock in tests."""
+
+    def __init__(
+        self,
+        store: Store,
+        run: str,
+        limits: Limits,
+        *,
+        recipe: Mapping[str, Any],
+        clock: Callable[[], float] | None = None,
+    ) -> None:
+        self.store = store
+        self.run = run
+        self.limits = limits
+        self.recipe = dict(recipe)
+        self.clock = clock
+        self.prefix = run_prefix(run)
+
+    def _now(self) -> str:
+        return "" if self.clock is None else repr(self.clock())
+
+    async def _call(self, operation: str, **arguments: Any) -> Any:
+        return await self.store.run_script(self.prefix, operation, arguments, self._now())
+
+    async def _wait(self, box: str, seconds: float) -> None:
+        """Until something is put into the mailbox, at most `seconds`. The server bounds the pop; the timeout around it
+        bounds a server that no longer answers."""
+        if seconds <= 0:
+            return
+        key = f"{self.prefix}:mail:{box}"
+        try:
+            async with asyncio.timeout(seconds + 5.0):
+                await self.store.waiting.blpop([key], timeout=max(0.01, seconds))
+        except TimeoutError:
+            return
+        except RedisError as error:
+            raise BufferError(f"store {self.store.url}: waiting on {box} failed: {error}") from error
+
+    # --- collectors -------------------------------------------------------------------------------------------------
+
+    async def join(self, member: Member, info: Mapping[str, Any]) -> None:
+        await self._call("join", name=member.name, incarnation=member.incarnation, info=dict(info))
+
+    async def leave(self, member: Member) -> None:
+        await self._call("leave", name=member.name, incarnation=member.incarnation)
+
+    async def tickets(self, member: Member, *, seq: int, want: int, wait_s: float) -> list[Ticket]:
+        limit = time.monotonic() + wait_s
+        while True:
+            reply = await self._call("tickets", name=member.name, incarnation=member.incarnation, seq=seq, want=want)
+            if reply["tickets"]:
+                return [Ticket(n, attempt, Weights(*served), at) for n, attempt, served, at in reply["tickets"]]
+            left = limit - time.monotonic()
+            if left <= 0:
+                return []
+            await self._wait(f"tickets:{member.incarnation}", min(left, _until(reply)))
+
+    async def beat(
+        self,
+        member: Member,
+        *,
+        serving: Weights | None,
+        checksum: str,
+        progress: Mapping[tuple[int, int], int],
+        info: Mapping[str, Any],
+    ) -> Beat:
+        reply = await self._call(
+            "beat",
+            name=member.name,
+            incarnation=member.incarnation,
+            serving=serving,
+            checksum=checksum,
+            progress=[(n, attempt, count) for (n, attempt), count in progress.items()],
+            info=dict(info),
+        )
+        return Beat(
+            step_version=reply["version"],
+            lineage=reply["lineage"],
+            announced=weights_of(reply["announced"]),
+            revoked=tuple(sorted((n, attempt) for n, attempt in reply["revoked"] or ())),
+            evaluation=msgspec.json.decode(reply["evaluation"]) if reply["evaluation"] else None,
+            phase=reply["phase"],
+        )
+
+    async def nudge(self, member: Member, wait_s: float) -> None:
+        await self._wait(f"nudge:{member.incarnation}", wait_s)
+
+    async def put(self, member: Member, header: GroupHeader, payload: bytes) -> PutResult:
+        arguments = {
+            "name": member.name,
+            "incarnation": member.incarnation,
+            "attempt": header.attempt,
+            "header": header_doc(header),
+        }
+        while True:
+            reply = await self._put_once(header, payload, arguments)
+            if reply["answer"] != "retry":
+                answer: PutResult = reply["answer"]
+                return answer
+            await self.nudge(member, REWIND_WAIT_S)
+
+    async def _put_once(self, header: GroupHeader, payload: bytes, arguments: Mapping[str, Any]) -> Any:
+        """Payload and decision in one transaction: the group is there exactly if the ticket says so."""
+        field = f"{header.ordinal}:{header.attempt}"
+        document = msgspec.json.encode(arguments)
+        for _ in range(2):
+            transaction = self.store.client.pipeline(transaction=True)
+            transaction.hsetnx(f"{self.prefix}:payload", field, payload)
+            transaction.evalsha(self.store.sha, 1, self.prefix, "put", document, self._now())
+            try:
+                _, raw = await transaction.execute(raise_on_error=False)
+            except RedisError as error:
+                raise BufferError(f"store {self.store.url}: put of ticket {header.ordinal} failed: {error}") from error
+            if not isinstance(raw, Exception):
+                return raise_refusal(msgspec.json.decode(raw))
+            if "NOSCRIPT" not in str(raw) and "No matching script" not in str(raw):
+                raise BufferError(f"store {self.store.url}: put of ticket {header.ordinal} failed: {raw}") from raw
+            await self.store.load()  # the payload written meanwhile is found again: HSETNX leaves it alone
+        raise BufferError(f"store {self.store.url}: the server does not keep the scripts that it is given")
+
+    async def fail(
+        self, member: Member, ordinal: int, attempt: int, *, kind: FailKind, reason: str, tokens: int, seconds: float
+    ) -> PutResult:
+        while True:
+            reply = await self._call(
+                "fail",
+                name=member.name,
+                incarnation=member.incarnation,
+                ordinal=ordinal,
+                attempt=attempt,
+                kind=kind,
+                reason=reason,
+                tokens=tokens,
+                seconds=seconds,
+            )
+            if reply["answer"] != "retry":
+                answer: PutResult = reply["answer"]
+                return answer
+            await self.nudge(member, REWIND_WAIT_S)
+
+    # --- learner ----------------------------------------------------------------------------------------------------
+
+    async def lease(self, lineage: int, step: int, *, wait_s: float) -> Lease | Waiting:
+        limit = time.monotonic() + wait_s
+        while True:
+            reply = await self._call("lease", lineage=lineage, step=step)
+            if "wait" not in reply:
+                return Lease(
+                    lineage=reply["lineage"],
+                    step=reply["step"],
+                    attempt=reply["attempt"],
+                    ordinals=tuple(reply["ordinals"] or ()),
+                    headers=tuple(header_of(h) for h in reply["headers"] or ()),
+                )
+            left = limit - time.monotonic()
+            if left <= 0:
+                return waiting_words(tuple(reply["wait"] or ()), tuple(reply["owners"] or ()), reply["members"])
+            await self._wait("learner", min(left, _until(reply)))
+
+    async def payloads(self, lease: Lease) -> list[bytes]:
+        found: list[bytes] = []
+        for at in range(0, len(lease.headers), FETCH_GROUPS):
+            headers = lease.headers[at : at + FETCH_GROUPS]
+            fields = [f"{h.ordinal}:{h.attempt}" for h in headers]
+            try:
+                values = await self.store.client.hmget(f"{self.prefix}:payload", fields)
+            except RedisError as error:
+                raise BufferError(f"store {self.store.url}: groups of step {lease.step}: {error}") from error
+            found.extend(checked_payload(h, as_bytes(v)) for h, v in zip(headers, values, strict=True))
+        return found
+
+    async def release(self, lineage: int, step: int) -> bool:
+        reply = await self._call("release", lineage=lineage, step=step)
+        return bool(reply["released"])
+
+    async def commit(self, lineage: int, step: int, *, skipped: bool = False) -> Commit:
+        reply = await self._call("commit", lineage=lineage, step=step, skipped=skipped)
+        return Commit(version=reply["version"], repeated=reply["again"], ended=reply["ended"])
+
+    async def checkpointed(self, lineage: int, version: int) -> None:
+        await self._call("checkpointed", lineage=lineage, version=version)
+
+    async def new_lineage(self, *, parent: Weights | None, limits: Limits) -> int:
+        reply = await self._call("new_lineage", parent=parent, limits=limits_doc(limits))
+        lineage = int(reply["lineage"])
+        while not (await self._call("sweep", lineage=lineage))["done"]:
+            pass
+        self.limits = limits
+        return lineage
+
+    async def announce(self, weights: Weights, document: Mapping[str, Any]) -> None:
+        encoded = msgspec.json.encode(dict(document)).decode()
+        await self._call("announce", lineage=weights.lineage, version=weights.version, document=encoded)
+
+    async def announcement(self) -> tuple[Weights, Mapping[str, Any]] | None:
+        reply = await self._call("announcement")
+        weights = weights_of(reply["announced"])
+        return (weights, msgspec.json.decode(reply["document"])) if weights else None
+
+    # --- evaluation, state, inspection ------------------------------------------------------------------------------
+
+    async def request_evaluation(self, request: Mapping[str, Any]) -> None:
+        await self._call("request_evaluation", request=msgspec.json.encode(dict(request)).decode())
+
+    async def claim_evaluation(self, member: Member, request_id: str) -> bool:
+        reply = await self._call("claim_evaluation", name=member.name, incarnation=member.incarnation, id=request_id)
+        return bool(reply["mine"])
+
+    async def report_evaluation(self, request_id: str, result: Mapping[str, Any]) -> None:
+        await self._call("report_evaluation", id=request_id, result=msgspec.json.encode(dict(result)).decode())
+
+    async def evaluation(self, request_id: str, *, wait_s: float) -> Mapping[str, Any] | None:
+        limit = time.monotonic() + wait_s
+        while True:
+            reply = await self._call("evaluation", id=request_id)
+            if reply["result"] is not None:
+                result: dict[str, Any] = msgspec.json.decode(reply["result"])
+                return result
+            left = limit - time.monotonic()
+            if left <= 0:
+                return None
+            await self._wait(f"result:{request_id}", left)
+
+    async def finish(self, *, error: str | None = None) -> None:
+        await self._call("finish", error=error)
+
+    async def stats(self) -> Stats:
+        reply = await self._call("stats")
+        waiting = reply["waiting"]
+        members = [
+            MemberStats(
+                name=m["name"],
+                incarnation=m["incarnation"],
+                serving=weights_of(m["serving"]),
+                checksum=m["checksum"],
+                alive=m["alive"],
+                beat_age_s=float(m["age"]),
+                issued=m["issued"],
+                progress=m["info"],
+            )
+            for m in sorted(reply["members"] or [], key=lambda m: (m["name"], m["incarnation"]))
+        ]
+        return Stats(
+            run=self.run,
+            phase=reply["phase"],
+            lineage=reply["lineage"],
+            version=reply["version"],
+            tickets=reply["tickets"],
+            states={state: int(reply["states"].get(state, 0)) for state in State},
+            reasons={k: int(v) for k, v in reply["reasons"].items() if v},
+            lost_tokens={k: int(v) for k, v in reply["lost_tokens"].items()},
+            lost_seconds={k: float(v) for k, v in reply["lost_seconds"].items()},
+            refused_puts=reply["refused"],
+            bytes_reserved=reply["reserved"],
+            bytes_held=reply["held"],
+            bytes_kept=reply["kept"],
+            members=members,
+            waiting=waiting_words(
+                tuple(waiting["ordinals"] or ()), tuple(waiting["owners"] or ()), len(reply["members"] or ())
+            )
+            if waiting
+            else None,
+            checkpoint=reply["checkpoint"],
+        )
+
+    async def rows(self) -> list[TicketRow]:
+        reply = await self._call("rows")
+        return [
+            TicketRow(
+                ordinal=n,
+                state=State(state),
+                attempt=attempt,
+                reason=reason,
+                trained=weights_of(trained),
+                owner=owner,
+                lo=lo if state in (State.ISSUED, State.HELD, State.LEASED) else None,
+                has_payload=has_payload,
+            )
+            for n, state, attempt, reason, trained, owner, lo, has_payload, _size in reply["rows"] or []
+        ]
+
+    async def close(self) -> None:
+        """The connection is the store's; closing the store closes it."""
+
+
+def as_bytes(value: bytes | str | None) -> bytes | None:
+    """The client is opened without decoding, so a value is bytes; its type says so only by configuration."""
+    return value.encode() if isinstance(value, str) else value
+
+
+def _until(reply: Mapping[str, Any]) -> float:
+    """Seconds until the script's deadline, by the server's own clock."""
+    return max(0.0, float(reply["deadline"]) - float(reply["now"])) + DEADLINE_SLACK_S

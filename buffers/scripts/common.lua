@@ -1,0 +1,154 @@
+-- One run's buffer on the server. The files of this folder are joined in the order common, transitions, tickets, put,
+-- lease, lineage, inspect, main and loaded as one script; main.lua dispatches on the operation. `buffers/reference/` is
+-- the same contract in Python, and a stateful test drives both.
+--
+-- KEYS[1] is the run's prefix, asyncrl:{NAME}. Every other key is made from it, so all lie in one hash slot.
+-- ARGV: operation, JSON arguments, and the time in unix seconds ("" = the server's own clock, the normal case).
+-- No payload ever passes through here: it is written beside the script in the same transaction.
+
+local call = redis.call
+local P = KEYS[1] .. ':'
+
+local RUN = P .. 'run' --           hash: V, lineage, phase, limits, bytes, the current lease, announcements
+local FORKS = P .. 'forks' --       hash: lineage -> [parent, version where it forked]
+local TICKETS = P .. 'tickets' --   hash: ordinal -> ticket as JSON, live and terminal
+local LIVE = P .. 'live' --         zset: issued, held and leased ordinals, in order
+local RETURNED = P .. 'returned' -- zset: ordinals to be issued again, in order
+local LO = P .. 'lo' --             hash: live ordinal -> i|h|l and its lo, all that the choice of a batch reads
+local DUES = P .. 'dues' --         hash: due step -> issued and held tickets (a leased one owes nothing more)
+local ISSUED = P .. 'issued' --     zset: issued ordinal -> when
+local PROGRESS = P .. 'progress' -- hash: issued ordinal -> its progress count
+local MOVED = P .. 'moved' --       zset: issued ordinal -> when its progress last grew
+local PAYLOAD = P .. 'payload' --   hash: ordinal:attempt -> the group
+local KEPT = P .. 'kept' --         zset: trained ordinal whose payload is kept for a rewind -> step
+local MEMBERS = P .. 'members' --   hash: incarnation -> member as JSON
+local NAMES = P .. 'names' --       hash: collector name -> incarnation
+local BEATS = P .. 'beats' --       zset: incarnation -> last beat
+local WAITERS = P .. 'waiters' --   zset: incarnation -> order of asking
+local OWNED = P .. 'owned:' --      set a member: ordinals it holds issued
+local COUNTS = P .. 'counts' --     hash: state -> tickets
+local REASONS = P .. 'reasons' --   hash: state/reason -> tickets
+local LOST_TOKENS = P .. 'lost_tokens'
+local LOST_SECONDS = P .. 'lost_seconds'
+local COMMITS = P .. 'commits' --   hash: step -> lineage that committed it
+local TIMES = P .. 'times' --       list: seconds of recent groups
+local SWEEP_DUES = P .. 'sweep_dues'
+local RESULTS = P .. 'results' --   hash: evaluation id -> result
+local MAIL = P .. 'mail:' --        list a waiter: one entry = look again
+
+local GROUP_TIMES = 64
+local STRAGGLER_FACTOR = 10
+local STRAGGLER_FLOOR_S = 60
+local SWEEP_CHUNK = 500
+local MAIL_TTL_S = 3600 -- a mailbox nobody opens any more goes away by itself
+
+local function clock()
+  if ARGV[3] ~= '' then return tonumber(ARGV[3]) end
+  local t = call('TIME')
+  return tonumber(t[1]) + tonumber(t[2]) / 1e6
+end
+local now = clock()
+
+-- The run's own fields, read once and written through.
+local R = {}
+do
+  local flat = call('HGETALL', RUN)
+  for i = 1, #flat, 2 do R[flat[i]] = flat[i + 1] end
+end
+local function put_run(field, value) R[field] = tostring(value); call('HSET', RUN, field, R[field]) end
+local function drop_run(field) R[field] = nil; call('HDEL', RUN, field) end
+local function num(field) return tonumber(R[field] or '0') end
+local limits = R.limits and cjson.decode(R.limits) or nil
+
+local function reject(kind, message) return cjson.encode({ error = kind, message = message }) end
+
+-- cjson writes an empty table as {}; lists that may be empty are sent as a count and a list.
+local function list(items) if #items == 0 then return cjson.null end return items end
+
+local function ticket(ordinal)
+  local found = call('HGET', TICKETS, ordinal)
+  return found and cjson.decode(found) or nil
+end
+local function save(t) call('HSET', TICKETS, t.ordinal, cjson.encode(t)) end
+
+local function set_state(t, state)
+  if t.state then call('HINCRBY', COUNTS, t.state, -1) end
+  call('HINCRBY', COUNTS, state, 1)
+  t.state = state
+end
+
+local function member(incarnation)
+  local found = call('HGET', MEMBERS, incarnation)
+  return found and cjson.decode(found) or nil
+end
+local function save_member(m) call('HSET', MEMBERS, m.incarnation, cjson.encode(m)) end
+
+-- Wake one waiter. At most one entry lies in a mailbox: it says "look again", never what changed.
+local function wake(box)
+  local key = MAIL .. box
+  if call('LLEN', key) == 0 then call('RPUSH', key, '1'); call('EXPIRE', key, MAIL_TTL_S) end
+end
+local function wake_members()
+  for _, incarnation in ipairs(call('HKEYS', MEMBERS)) do wake('nudge:' .. incarnation) end
+end
+local function wake_learner()
+  if R.learner_waits == '1' then wake('learner') end
+end
+
+-- Whether weights (lineage, version) lie on the path from the current lineage, not beyond a fork.
+local function is_ancestor(name_lineage, name_version)
+  local lineage, limit = num('lineage'), nil
+  while true do
+    if lineage == name_lineage then return limit == nil or name_version <= limit end
+    local fork = call('HGET', FORKS, lineage)
+    if not fork then return false end
+    fork = cjson.decode(fork)
+    if limit == nil or fork[2] < limit then limit = fork[2] end
+    lineage = fork[1]
+  end
+end
+
+local function spans_survive(header)
+  if not is_ancestor(header.weights[1], header.weights[2]) then return false end
+  for _, span in ipairs(header.spans) do
+    if not is_ancestor(span[1], span[2]) then return false end
+  end
+  return true
+end
+
+local function lo_of(t) return t.header and t.header.oldest or t.issued_for[2] end
+local function due(lo) return lo + limits.max_age end
+local function in_window(lo) return num('version') - lo <= limits.max_age end
+
+-- Contract 1: for every j >= 0, the uses due at or before step first + j number at most (j + 1) x B.
+local function due_test(owed, first)
+  local steps = {}
+  for step in pairs(owed) do steps[#steps + 1] = step end
+  table.sort(steps)
+  local total = 0
+  for _, step in ipairs(steps) do
+    total = total + owed[step]
+    if total > math.max(0, step - first + 1) * limits.groups_per_step then return false end
+  end
+  return true
+end
+
+local function read_dues(key)
+  local owed, flat = {}, call('HGETALL', key)
+  for i = 1, #flat, 2 do owed[tonumber(flat[i])] = tonumber(flat[i + 1]) end
+  return owed
+end
+
+local function owe(step, uses)
+  if call('HINCRBY', DUES, step, uses) == 0 then call('HDEL', DUES, step) end
+end
+
+local function reserve(bytes) put_run('reserved', num('reserved') + bytes) end
+local function hold(bytes) put_run('held', num('held') + bytes) end
+local function keep(bytes) put_run('kept', num('kept') + bytes) end
+
+local function payload_field(t) return t.ordinal .. ':' .. t.attempt end
+local function drop_payload(t) call('HDEL', PAYLOAD, payload_field(t)) end
+local function has_payload(t) return call('HEXISTS', PAYLOAD, payload_field(t)) == 1 end
+
+local function kept_name(ordinal) return string.format('%012d', ordinal) end

@@ -1,0 +1,232 @@
+-- Members, issue, and what time alone decides.
+
+local function alive(incarnation)
+  local at = call('ZSCORE', BEATS, incarnation)
+  return at and now - tonumber(at) <= limits.member_timeout_s
+end
+
+local function owns(incarnation, ordinal, attempt)
+  if call('SISMEMBER', OWNED .. incarnation, ordinal) == 0 then return false end
+  return ticket(ordinal).attempt == attempt
+end
+
+-- Contract 2: one ticket for member m, or nil. Guards in the contract's order.
+local function issue(m)
+  if not m.serving or not is_ancestor(m.serving[1], m.serving[2]) then return nil end
+  -- Returned tickets first: else a lost collector's live ticket blocks its own re-issue (deadlock at k 0, B 1).
+  local ordinal = tonumber(call('ZRANGE', RETURNED, 0, 0)[1])
+  local fresh = ordinal == nil
+  if fresh then
+    ordinal = num('next')
+    if limits.max_tickets ~= cjson.null and ordinal >= limits.max_tickets then return nil end
+  end
+  -- Relative admission: only lower ordinals count, against (1 + k - (V - s)) x B.
+  local V, s, B = num('version'), m.serving[2], limits.groups_per_step
+  local room = math.max(0, 1 + limits.max_age - (V - s)) * B
+  if call('ZCOUNT', LIVE, '-inf', '(' .. ordinal) + 1 > room then return nil end
+  if call('ZCARD', LIVE) + 1 > (limits.max_steps - V) * B then return nil end
+  if limits.over_age == 'wait' then
+    -- With step V's batch leased, count from V + 1; DUES leaves leased tickets out already.
+    local owed, step = read_dues(DUES), due(s)
+    owed[step] = (owed[step] or 0) + 1
+    if not due_test(owed, V + (R.lease and 1 or 0)) then return nil end
+  end
+  if not make_space(limits.group_bytes) then return nil end
+
+  local t = fresh and { ordinal = ordinal, attempt = 0, losses = 0, last_owner = '', last_attempt = -1 }
+    or ticket(ordinal)
+  if fresh then put_run('next', ordinal + 1) else call('ZREM', RETURNED, ordinal) end
+  set_state(t, 'issued')
+  t.owner, t.owner_name, t.issued_for, t.issued = m.incarnation, m.name, m.serving, now
+  t.header, t.reason, t.size, t.progress = nil, '', 0, 0
+  reserve(limits.group_bytes)
+  go_live(t, 'i')
+  owe(due(s), 1)
+  call('SADD', OWNED .. m.incarnation, ordinal)
+  call('ZADD', ISSUED, now, ordinal)
+  call('ZADD', MOVED, now, ordinal)
+  call('HSET', PROGRESS, ordinal, 0)
+  save(t)
+  return t
+end
+
+-- Whatever frees room re-tests the waiting collectors in order. A dead or lagging one consumes nothing and keeps its
+-- place; one that serves V and gets nothing ends the round, since nobody has more room.
+local function grant()
+  if R.phase ~= 'running' then return end
+  for _, incarnation in ipairs(call('ZRANGE', WAITERS, 0, -1)) do
+    if alive(incarnation) then
+      local m, reply = member(incarnation), {}
+      while #reply < m.want do
+        local t = issue(m)
+        if not t then break end
+        reply[#reply + 1] = { t.ordinal, t.attempt }
+      end
+      if #reply > 0 then
+        m.reply = reply
+        save_member(m)
+        call('ZREM', WAITERS, incarnation)
+        wake('tickets:' .. incarnation)
+      elseif m.serving and m.serving[2] >= num('version') then
+        return
+      end
+    end
+  end
+end
+
+local function owned_in_order(incarnation)
+  local ordinals = {}
+  for i, n in ipairs(call('SMEMBERS', OWNED .. incarnation)) do ordinals[i] = tonumber(n) end
+  table.sort(ordinals)
+  return ordinals
+end
+
+-- A member is gone: its tickets are returned; `lost` counts against them, a clean leave does not.
+local function forget(incarnation, lost)
+  local m = member(incarnation)
+  call('HDEL', MEMBERS, incarnation)
+  if call('HGET', NAMES, m.name) == incarnation then call('HDEL', NAMES, m.name) end
+  call('ZREM', BEATS, incarnation)
+  call('ZREM', WAITERS, incarnation)
+  if R.evaluation_claim == incarnation then
+    drop_run('evaluation_claim')
+    wake_members()
+  end
+  for _, ordinal in ipairs(owned_in_order(incarnation)) do take_back(ticket(ordinal), lost) end
+  call('DEL', OWNED .. incarnation)
+end
+
+local function straggler_s()
+  if not R.median then return limits.no_progress_s end
+  return math.min(math.max(STRAGGLER_FLOOR_S, STRAGGLER_FACTOR * num('median')), limits.no_progress_s)
+end
+
+-- What time alone decides: lost collectors, tickets without progress, stragglers. Bounded by what is live.
+local function expire()
+  if R.phase ~= 'running' then return end
+  local changed = false
+  for _, incarnation in ipairs(call('ZRANGEBYSCORE', BEATS, '-inf', '(' .. (now - limits.member_timeout_s))) do
+    forget(incarnation, true)
+    changed = true
+  end
+  for _, ordinal in ipairs(call('ZRANGEBYSCORE', ISSUED, '-inf', '(' .. (now - straggler_s()))) do
+    finish_ticket(ticket(ordinal), 'stale', 'straggler')
+    changed = true
+  end
+  for _, ordinal in ipairs(call('ZRANGEBYSCORE', MOVED, '-inf', '(' .. (now - limits.ticket_progress_s))) do
+    local t = ticket(ordinal)
+    if call('HEXISTS', MEMBERS, t.owner) == 1 then wake('nudge:' .. t.owner) end
+    take_back(t, true)
+    changed = true
+  end
+  if changed then grant() end
+end
+
+local function next_deadline()
+  local best = nil
+  local function consider(key, plus)
+    local head = call('ZRANGE', key, 0, 0, 'WITHSCORES')
+    if head[2] and (best == nil or tonumber(head[2]) + plus < best) then best = tonumber(head[2]) + plus end
+  end
+  consider(BEATS, limits.member_timeout_s)
+  consider(MOVED, limits.ticket_progress_s)
+  consider(ISSUED, straggler_s())
+  return best or now + limits.no_progress_s
+end
+
+-- The reply to a member's current request, as far as it still owns the tickets.
+local function granted(m)
+  local found = {}
+  for _, pair in ipairs(m.reply or {}) do
+    if owns(m.incarnation, pair[1], pair[2]) then
+      local t = ticket(pair[1])
+      found[#found + 1] = { t.ordinal, t.attempt, t.issued_for, t.issued }
+    end
+  end
+  return found
+end
+
+local function unknown(a)
+  return reject('unknown_member', 'collector "' .. a.name .. '" (' .. a.incarnation .. ') is not known to the run')
+end
+
+local ops = {}
+
+function ops.join(a)
+  local other = call('HGET', NAMES, a.name)
+  if other and other ~= a.incarnation then forget(other, true) end
+  if call('HEXISTS', MEMBERS, a.incarnation) == 0 then
+    save_member({ name = a.name, incarnation = a.incarnation, seq = -1, want = 0, checksum = '', info = a.info })
+    call('HSET', NAMES, a.name, a.incarnation)
+    call('ZADD', BEATS, now, a.incarnation)
+  end
+  grant()
+  return '{}'
+end
+
+function ops.leave(a)
+  if call('HEXISTS', MEMBERS, a.incarnation) == 1 then
+    forget(a.incarnation, false)
+    grant()
+  end
+  return '{}'
+end
+
+function ops.tickets(a)
+  if call('HEXISTS', MEMBERS, a.incarnation) == 0 then return unknown(a) end
+  expire()
+  local m = member(a.incarnation)
+  if not m then return unknown(a) end
+  call('ZADD', BEATS, now, a.incarnation)
+  if a.seq < m.seq then
+    return reject('bad_call', 'request ' .. a.seq .. ' comes after ' .. m.seq .. '; numbers must grow')
+  end
+  if a.seq > m.seq then
+    m.seq, m.want, m.reply = a.seq, a.want, nil
+    save_member(m)
+    call('ZREM', WAITERS, a.incarnation)
+  end
+  local found = granted(m)
+  if #found == 0 and m.want > 0 then
+    -- Behind those who waited before: one path for old and new requests keeps the order fair. Also where a grant was
+    -- revoked (by a rewind) before its reply arrived: else this request would wait for ever.
+    m.reply = nil
+    save_member(m)
+    call('ZADD', WAITERS, 'NX', call('HINCRBY', RUN, 'asks', 1), a.incarnation)
+    grant()
+    found = granted(member(a.incarnation))
+  end
+  return cjson.encode({ tickets = list(found), deadline = next_deadline(), now = now })
+end
+
+function ops.beat(a)
+  if call('HEXISTS', MEMBERS, a.incarnation) == 0 then return unknown(a) end
+  call('ZADD', BEATS, now, a.incarnation) -- before anything expires: it is here
+  expire()
+  local m = member(a.incarnation)
+  m.serving = nil
+  if a.serving ~= cjson.null and is_ancestor(a.serving[1], a.serving[2]) then m.serving = a.serving end
+  m.checksum, m.info = a.checksum, a.info
+  save_member(m)
+  local revoked = {}
+  for _, p in ipairs(a.progress) do
+    local ordinal, attempt, count = p[1], p[2], p[3]
+    if not owns(a.incarnation, ordinal, attempt) then
+      revoked[#revoked + 1] = { ordinal, attempt }
+    elseif count > tonumber(call('HGET', PROGRESS, ordinal) or '0') then
+      call('HSET', PROGRESS, ordinal, count)
+      call('ZADD', MOVED, now, ordinal)
+    end
+  end
+  grant()
+  local claim = R.evaluation_claim
+  local mine = R.evaluation and (claim == nil or claim == a.incarnation)
+  return cjson.encode({
+    version = num('version'),
+    lineage = num('lineage'),
+    announced = R.announced and cjson.decode(R.announced) or cjson.null,
+    revoked = list(revoked),
+    evaluation = mine and R.evaluation or cjson.null,
+    phase = R.phase,
+  })
+end

@@ -1,0 +1,222 @@
+"""A Redis-protocol server as the buffer's store: connecting, refusing what would lose data, creating and finding runs.
+
+Works with Redis >= 6.2 and Valkey >= 7.2, embedded, on a host or managed; ACL users need `~asyncrl:*`, `+@all` less
+`@admin`. Nothing here ever flushes or lists the whole key space.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import socket
+import time
+from collections.abc import Mapping
+from importlib import resources
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+import msgspec
+from redis.asyncio import Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import ExponentialBackoff
+from redis.exceptions import AuthenticationError, NoScriptError, RedisError
+
+from asyncrl.buffers.base import PROTOCOL_VERSION, BufferError, Limits
+from asyncrl.schema import SCHEMA_VERSION
+
+if TYPE_CHECKING:
+    from asyncrl.buffers.remote import RedisBuffer
+
+SCRIPT_FILES = ("common", "transitions", "tickets", "put", "lease", "lineage", "inspect", "main")
+OLDEST_REDIS = (6, 2)  # first with every command the scripts use
+CONNECT_S = 5.0  # a server that does not answer a PING for so long is unreachable
+COMMAND_S = 30.0  # no script of ours runs for so long; a hung server must not hang us
+RETRIES = 6  # with backoff up to 1 s: a restart of the server is ridden out; every operation is safe to repeat
+
+
+class RunExists(BufferError):
+    """Another run has this name. `recipe` is its recipe, to list the keys that differ."""
+
+    def __init__(self, name: str, recipe: Mapping[str, Any]) -> None:
+        super().__init__(f"run {name!r} exists in this store with another recipe; choose another run.name")
+        self.recipe = recipe
+
+
+def shown(url: str) -> str:
+    """A URL as it may be printed: the password is ***."""
+    parts = urlsplit(url)
+    if parts.password is None:
+        return url
+    return url.replace(f":{parts.password}@", ":***@", 1)
+
+
+def script_text() -> str:
+    """All server-side files as the one script that is loaded."""
+    folder = resources.files("asyncrl.buffers") / "scripts"
+    return "\n".join((folder / f"{name}.lua").read_text() for name in SCRIPT_FILES)
+
+
+def refuse_public(url: str) -> None:
+    """A store that anyone on the internet could write to is refused: anyone could steer the training."""
+    parts = urlsplit(url)
+    if parts.scheme not in ("redis", "rediss") or parts.scheme == "rediss" or parts.password:
+        return
+    host = parts.hostname or "localhost"
+    try:
+        addresses = {info[4][0] for info in socket.getaddrinfo(host, None)}
+    except OSError as error:
+        raise BufferError(f"store {shown(url)}: host {host!r} cannot be resolved ({error}); check buffer.url") from None
+    for address in addresses:
+        if ipaddress.ip_address(str(address).split("%")[0]).is_global:
+            raise BufferError(
+                f"store {shown(url)} is a public address ({address}) without password or TLS; use "
+                "rediss://user:password@host or a private address"
+            )
+
+
+class Store:
+    """One connection pool to one server, with the scripts loaded."""
+
+    def __init__(self, url: str, client: Redis, waiting: Redis) -> None:
+        self.url = url
+        self.client = client
+        self.waiting = waiting  # blocking pops: a separate pool without a read limit of its own
+        self.script = script_text()
+        self.sha = ""
+
+    async def load(self) -> None:
+        self.sha = str(await self.client.script_load(self.script))
+
+    async def run_script(self, prefix: str, operation: str, arguments: Any, now: str = "") -> Any:
+        """One atomic operation. Raises BufferError for what the script refuses or the server cannot do."""
+        from asyncrl.buffers.remote import raise_refusal
+
+        document = msgspec.json.encode(arguments)
+        try:
+            try:
+                raw = await self.client.evalsha(self.sha, 1, prefix, operation, document, now)
+            except NoScriptError:  # the server was restarted, or its script cache flushed
+                await self.load()
+                raw = await self.client.evalsha(self.sha, 1, prefix, operation, document, now)
+        except RedisError as error:
+            raise BufferError(f"store {shown(self.url)}: {operation} failed: {error}") from error
+        return raise_refusal(msgspec.json.decode(raw))
+
+    async def create_run(self, name: str, *, recipe: dict[str, Any], recipe_hash: str, limits: Limits) -> RedisBuffer:
+        """Create the run, or find the very same one (by recipe hash). Raises RunExists for another recipe's."""
+        document = {
+            "schema": SCHEMA_VERSION,
+            "protocol": PROTOCOL_VERSION,
+            "name": name,
+            "recipe": recipe,
+            "hash": recipe_hash,
+            "created": time.time(),
+        }
+        encoded = msgspec.json.encode(document).decode()
+        reply = await self.run_script(run_prefix(name), "create", {"document": encoded, "limits": limits_doc(limits)})
+        found = checked_document(msgspec.json.decode(reply["document"]), self.url)
+        if found["hash"] != recipe_hash:
+            raise RunExists(name, found["recipe"])
+        return self._buffer(found, limits if reply["created"] else await self._limits(name))
+
+    async def find_run(self, name: str) -> RedisBuffer | None:
+        """The run of this name, or None. Raises BufferError if another version of asyncrl made it."""
+        raw = await self._hget(name, "document")
+        if raw is None:
+            return None
+        return self._buffer(checked_document(msgspec.json.decode(raw), self.url), await self._limits(name))
+
+    async def runs(self) -> list[str]:
+        """Names of the runs in this store."""
+        found = []
+        async for key in self.client.scan_iter(match="asyncrl:{*}:run", count=1000):
+            found.append(key.decode()[len("asyncrl:{") : -len("}:run")])
+        return sorted(found)
+
+    async def _hget(self, name: str, field: str) -> bytes | None:
+        value = await self.client.hget(f"{run_prefix(name)}:run", field)
+        return value if value is None or isinstance(value, bytes) else value.encode()
+
+    async def _limits(self, name: str) -> Limits:
+        raw = await self._hget(name, "limits")
+        assert raw is not None, "create writes document and limits in one act"
+        return Limits(**msgspec.json.decode(raw))
+
+    def _buffer(self, document: Mapping[str, Any], limits: Limits) -> RedisBuffer:
+        from asyncrl.buffers.remote import RedisBuffer
+
+        return RedisBuffer(self, document["name"], limits, recipe=document["recipe"])
+
+    async def close(self) -> None:
+        await self.client.aclose()
+        await self.waiting.aclose()
+
+
+def run_prefix(name: str) -> str:
+    """All keys of a run lie in one hash slot: the braces are Redis Cluster's."""
+    return f"asyncrl:{{{name}}}"
+
+
+def limits_doc(limits: Limits) -> dict[str, Any]:
+    result: dict[str, Any] = msgspec.to_builtins(limits)
+    return result
+
+
+def checked_document(document: dict[str, Any], url: str) -> dict[str, Any]:
+    for what, mine in (("schema", SCHEMA_VERSION), ("protocol", PROTOCOL_VERSION)):
+        if document.get(what) != mine:
+            raise BufferError(
+                f"run {document.get('name')!r} in {shown(url)} has {what} version {document.get(what)}, this asyncrl "
+                f"speaks {mine}; use the asyncrl that made it, or another run.name"
+            )
+    return document
+
+
+async def open_store(url: str) -> Store:
+    """Connect, check and load the scripts. Raises BufferError naming the URL, what is wrong and the fix."""
+    if urlsplit(url).scheme not in ("redis", "rediss", "unix"):
+        raise BufferError(f"store {shown(url)}: not a URL of a store; use redis://, rediss:// or unix://")
+    refuse_public(url)
+    retry = Retry(ExponentialBackoff(cap=1.0, base=0.05), RETRIES)
+    client = Redis.from_url(url, socket_timeout=COMMAND_S, socket_connect_timeout=CONNECT_S, retry=retry)
+    waiting = Redis.from_url(url, socket_timeout=None, socket_connect_timeout=CONNECT_S, retry=retry)
+    store = Store(url, client, waiting)
+    try:
+        await _check(url)
+        await store.load()
+    except BaseException:
+        await store.close()
+        raise
+    return store
+
+
+async def _check(url: str) -> None:
+    """Reach the server once, without retries, and look at what it is."""
+    probe = Redis.from_url(
+        url, socket_timeout=CONNECT_S, socket_connect_timeout=CONNECT_S, retry=Retry(ExponentialBackoff(), 0)
+    )
+    try:
+        async with asyncio.timeout(CONNECT_S):
+            info = await probe.info()
+    except AuthenticationError as error:
+        raise BufferError(
+            f"store {shown(url)} refused the login: {error}; check user and password in buffer.url"
+        ) from None
+    except (RedisError, OSError, TimeoutError) as error:
+        raise BufferError(
+            f"store {shown(url)} is unreachable ({str(error) or type(error).__name__}); start it with "
+            "`asyncrl buffer serve`, or correct buffer.url"
+        ) from None
+    finally:
+        await probe.aclose()
+    version = tuple(int(part) for part in str(info.get("redis_version", "0")).split(".")[:2])
+    if version < OLDEST_REDIS:
+        raise BufferError(
+            f"store {shown(url)} is version {info.get('redis_version')}; asyncrl needs Redis 6.2 or Valkey"
+        )
+    policy = info.get("maxmemory_policy", "noeviction")
+    if policy != "noeviction":
+        raise BufferError(
+            f"store {shown(url)} may evict keys (maxmemory-policy {policy}), which would lose trajectories; run "
+            "`CONFIG SET maxmemory-policy noeviction`"
+        )
