@@ -61,16 +61,14 @@ class VerifierPool:
         self._closed = False
 
     async def start(self) -> None:
-        """Start all workers. Raises VerifierError if one cannot build its scorer; none is left running then."""
-        started = await asyncio.gather(*(_Worker.start(self._start) for _ in self._slots), return_exceptions=True)
-        for slot, worker in zip(self._slots, started, strict=True):
-            if isinstance(worker, _Worker):
-                slot.worker = worker
-            self._idle.put_nowait(slot)
-        for failed in started:
-            if isinstance(failed, BaseException):
+        """Start all workers, before any score. Raises VerifierError if one cannot build its scorer; all are ended then."""
+        outcomes = await asyncio.gather(*map(self._fill, self._slots), return_exceptions=True)
+        for error in outcomes:
+            if error is not None:
                 await self.close()
-                raise failed
+                raise error
+        for slot in self._slots:
+            self._idle.put_nowait(slot)
 
     async def score(self, row: object, answer: object) -> Score:
         """Score one answer. `row` and `answer` are dataclasses or mappings; the scorer gets their fields.
@@ -80,9 +78,7 @@ class VerifierPool:
         """
         try:
             request = msgspec.msgpack.encode((row, answer))
-        except (
-            Exception
-        ) as error:  # any type, any hook of the row's own: TypeError, OverflowError, UnicodeEncodeError, ...
+        except Exception as error:  # TypeError, OverflowError, UnicodeEncodeError, or what a type of the row's raises
             complaint = f"the row cannot be sent to the verifier: {type(error).__name__}: {error}"
             return self._finish(Verdict({}, INVALID, complaint), {})
         slot = await self._idle.get()
@@ -111,17 +107,18 @@ class VerifierPool:
                 await asyncio.wait_for(process.wait(), REAP_LIMIT_S)
 
     async def _ready(self, slot: _Slot) -> _Worker:
-        if (
-            slot.worker is not None and slot.worker.process.returncode is not None
-        ):  # ended between calls: no call's fault
-            self._discard(slot)
+        if slot.worker is not None and slot.worker.process.returncode is not None:
+            self._discard(slot)  # it ended between calls, which is not this call's fault
         if not self._closed and slot.worker is None:
-            slot.worker = await _Worker.start(self._start)
+            await self._fill(slot)
         if self._closed:  # perhaps while it started
             self._discard(slot)
         if slot.worker is None:
             raise VerifierError("the verifier pool is closed")
         return slot.worker
+
+    async def _fill(self, slot: _Slot) -> None:
+        slot.worker = await _Worker.start(self._start)
 
     def _discard(self, slot: _Slot) -> None:
         if slot.worker is not None:
@@ -134,7 +131,7 @@ class VerifierPool:
         self.counts[outcome] += 1
         if (
             verdict.failure and self.counts[outcome] == 1
-        ):  # later ones are only counted: a broken verifier fails each time
+        ):  # a broken verifier fails each time: later ones are only counted
             logger.warning("%s: %s", verdict.failure, verdict.detail)
         reward = math.nan if verdict.failure else weighted_sum(verdict.parts, weights)
         return Score(verdict.parts, reward, verdict.failure)
