@@ -61,7 +61,7 @@ class VerifierPool:
         self._closed = False
 
     async def start(self) -> None:
-        """Start all workers, before any score. Raises VerifierError if one cannot build its scorer; all are ended then."""
+        """Start all workers, before any score. Raises VerifierError, and ends all, if one cannot build its scorer."""
         outcomes = await asyncio.gather(*map(self._fill, self._slots), return_exceptions=True)
         for error in outcomes:
             if error is not None:
@@ -129,9 +129,8 @@ class VerifierPool:
     def _finish(self, verdict: Verdict, weights: Mapping[str, float]) -> Score:
         outcome = verdict.failure or "scored"
         self.counts[outcome] += 1
-        if (
-            verdict.failure and self.counts[outcome] == 1
-        ):  # a broken verifier fails each time: later ones are only counted
+        if verdict.failure and self.counts[outcome] == 1:
+            # Later ones are only counted: a broken verifier fails each time.
             logger.warning("%s: %s", verdict.failure, verdict.detail)
         reward = math.nan if verdict.failure else weighted_sum(verdict.parts, weights)
         return Score(verdict.parts, reward, verdict.failure)
