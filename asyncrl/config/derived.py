@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from asyncrl.config.recipe import Recipe
@@ -9,14 +10,15 @@ from asyncrl.config.sizes import size_bytes
 from asyncrl.schema import max_group_bytes
 
 MOST_SLOTS = 256
-"""Requests one engine decodes at once, unless `engine.slots` says otherwise."""
+"""Requests a collector decodes at once, over all its engines, unless `engine.slots` says otherwise: beyond it a decode
+step only gets slower."""
 
 
 @dataclass(frozen=True, slots=True)
 class Derived:
     """trajectories_per_step: groups x members. engine_slots: requests one engine decodes at once. max_bytes:
-    `buffer.max_bytes` in bytes. group_bytes: reserved with each ticket; without `model.max_length`, which only the model
-    knows then, the least it can be. reserved_bytes: of a full window, (k + 1) x B groups."""
+    `buffer.max_bytes` in bytes. group_bytes: reserved with each ticket; without `model.max_length`, which then only
+    the model knows, the least it can be. reserved_bytes: of a full window, (k + 1) x B groups."""
 
     trajectories_per_step: int
     engine_slots: int
@@ -32,7 +34,7 @@ def derive(recipe: Recipe) -> Derived:
     group_bytes = max_group_bytes(collector.group_size, recipe.model.max_length or collector.sampling.max_tokens + 1)
     slots = collector.engine.slots
     if slots is None:  # as many as admission can fill
-        slots = min(MOST_SLOTS, -(-window * collector.group_size // collector.engines))
+        slots = math.ceil(min(MOST_SLOTS, window * collector.group_size) / collector.engines)
     return Derived(
         trajectories_per_step=recipe.learner.groups_per_step * collector.group_size,
         engine_slots=slots,

@@ -1,0 +1,43 @@
+# make run     trains the packaged default recipe, in about a minute once installed
+# make test    the tests that take seconds;  make test-all  all of them
+# make check   linter, formatter, types, layers;  make bench  the benchmarks against their targets
+#
+# Each installs into .venv first, with the pinned versions. Other interpreter: make PYTHON=python3.12 run.
+# Other source of torch, e.g. the CPU build: make TORCH_INDEX=https://download.pytorch.org/whl/cpu run
+
+PYTHON ?= $(firstword $(foreach name,python3 python3.14 python3.13 python3.12 python3.11,\
+	$(shell $(name) -c 'import sys; sys.version_info >= (3, 11) and print("$(name)")' 2>/dev/null)))
+TORCH_INDEX ?=
+PYTEST_ARGS ?=
+
+BIN := .venv/bin
+INSTALLED := .venv/.installed
+
+.PHONY: run test test-all check bench
+
+run: $(INSTALLED)
+	$(BIN)/asyncrl run --max-trajectory-age 1
+
+test: $(INSTALLED)
+	$(BIN)/pytest -m "not slow and not faults" $(PYTEST_ARGS)
+
+test-all: $(INSTALLED)
+	$(BIN)/pytest $(PYTEST_ARGS)
+
+check: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(INSTALLED)
+	$(BIN)/asyncrl bench all --quick
+
+# pip is asked for, not python: a .venv whose creation failed half-way has the one without the other.
+$(INSTALLED): pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "asyncrl needs Python 3.11 or newer; found none. Name one: make PYTHON=/path/to/python3.12 run" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "asyncrl needs Python 3.11 or newer; $(PYTHON) is not" >&2; exit 1; }
+	@test -x $(BIN)/pip || $(PYTHON) -m venv --clear .venv
+	@echo "Installing into .venv: once, a few minutes"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) -c constraints.txt -e '.[dev]'
+	@touch $@

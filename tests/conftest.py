@@ -1,0 +1,25 @@
+"""What holds for every test: one thread a process, no network for models, property tests without a clock, no skips."""
+
+from __future__ import annotations
+
+import os
+
+import hypothesis
+import pytest
+
+# Before anything imports torch. Processes that tests start inherit it.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+# A loaded machine makes an example slow, not wrong.
+hypothesis.settings.register_profile("asyncrl", deadline=None, print_blob=True)
+hypothesis.settings.load_profile("asyncrl")
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """In CI a skipped test fails the session: a test that does not run proves nothing."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    skipped = reporter.stats.get("skipped", []) if reporter else []
+    if os.environ.get("CI") and skipped and exitstatus == pytest.ExitCode.OK:
+        reporter.write_line(f"{len(skipped)} skipped: in CI that is a failure", red=True, bold=True)
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
