@@ -46,14 +46,15 @@ class _Generation:
 
     def sampled(self, now: float) -> int:
         """Tokens finished by `now`."""
-        return 0 if self.timer is None else min(self.tokens, math.floor((now - self.start) / self._token_s))
+        return 0 if self.timer is None else min(self.tokens, math.floor((now - self.start) / self.token_s))
 
     def begun(self, now: float) -> int:
         """Tokens whose sampling began before `now`: they belong to the weights served then."""
-        return min(self.tokens, math.ceil((now - self.start) / self._token_s))
+        return min(self.tokens, math.ceil((now - self.start) / self.token_s))
 
     @property
-    def _token_s(self) -> float:
+    def token_s(self) -> float:
+        """Seconds per token: the engine's, stretched so that a whole number of tokens takes the exact duration."""
         return self.duration / self.tokens
 
 
@@ -85,6 +86,7 @@ class SimulatedEngine(Engine):
         self._slot_free = -math.inf  # when the slot that was freed last was due to be free
         self._admission: asyncio.Handle | None = None
         self._closed = False
+        self._to_unix = 0.0  # from the loop's clock to unix seconds
 
     @property
     def slots(self) -> int:
@@ -103,7 +105,10 @@ class SimulatedEngine(Engine):
         return self._served.checksum if self._served else ""
 
     async def start(self) -> None:
-        """Nothing to load."""
+        """Nothing to load. An engine that was closed starts afresh, without weights."""
+        self._closed, self._served, self._staged = False, None, None
+        # Taken once: two clocks read one after the other for each request would add the noise of the scheduler.
+        self._to_unix = time.time() - asyncio.get_running_loop().time()
 
     async def generate(self, request: Request) -> Completion:
         """See Engine. Cancelling it aborts the request."""
@@ -209,7 +214,6 @@ class SimulatedEngine(Engine):
         if generation.answer.done():
             return
         spans = generation.stretches.spans(tokens)
-        to_unix = time.time() - asyncio.get_running_loop().time()
         generation.answer.set_result(
             Completion(
                 token_ids=np.zeros(tokens, dtype=np.int32),
@@ -217,7 +221,7 @@ class SimulatedEngine(Engine):
                 versions=token_versions(spans),
                 spans=spans,
                 finish_reason=reason,
-                first_token=generation.start + generation.duration / generation.tokens + to_unix if tokens else 0.0,
-                done=at + to_unix,
+                first_token=generation.start + generation.token_s + self._to_unix if tokens else 0.0,
+                done=at + self._to_unix,
             )
         )

@@ -114,7 +114,12 @@ class TransformersEngine(Engine):
         return self._thread.paused_s if self._thread else 0.0
 
     async def start(self) -> None:
-        """Load the model and start decoding. Raises EngineError if the model cannot be loaded or decoded exactly."""
+        """Load the model and start the decode thread. An engine that died or was closed starts afresh, without weights.
+
+        Raises EngineError if the model cannot be loaded or decoded exactly.
+        """
+        if self._thread is not None and self._thread.is_alive():
+            raise EngineError(f"engine {self.name} is running: close() it before start()")
         loop = asyncio.get_running_loop()
         try:
             model = await asyncio.to_thread(load_model, self._model_path, **self._load_arguments)
@@ -134,6 +139,7 @@ class TransformersEngine(Engine):
         self._thread = _DecodeThread(
             f"decode-{self.name}", decoder, self._live, loop, on_finished=self._finish, on_end=self._end
         )
+        self._ended = None
         self._thread.start()
 
     async def generate(self, request: Request) -> Completion:

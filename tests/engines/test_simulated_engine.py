@@ -110,24 +110,27 @@ async def test_a_group_larger_than_the_engine_still_finishes() -> None:
 
 @pytest.mark.asyncio
 async def test_tokens_carry_the_version_served_when_their_sampling_began() -> None:
-    engine = await make_engine(cv=0.0, mean_tokens=60.0)
+    engine = await make_engine(cv=0.0, mean_tokens=1e6)
     async with asyncio.timeout(LIMIT_S):
         task = asyncio.create_task(engine.generate(make_request(0, 0)))
         await until_progress(engine, "0/0", 10)
         begun = engine.progress("0/0")
         await engine.stage(Named(Weights(2, 7), "seven"))  # type: ignore[arg-type]
         assert await engine.activate("recompute") == Weights(2, 7) == engine.serving
+        await until_progress(engine, "0/0", begun + 50)
+        engine.abort(["0/0"])
         completion = await task
+    total = len(completion.token_ids)
     old, new = completion.spans
     assert (old.weights, old.checksum, old.start) == (Weights(1, 0), "zero", 0)
-    assert (new.weights, new.checksum, new.end) == (Weights(2, 7), "seven", 60)
-    assert begun <= old.end == new.start < 60
-    assert completion.versions.tolist() == [0] * old.end + [7] * (60 - old.end)
+    assert (new.weights, new.checksum, new.end) == (Weights(2, 7), "seven", total)
+    assert begun <= old.end == new.start < total
+    assert completion.versions.tolist() == [0] * old.end + [7] * (total - old.end)
 
 
 @pytest.mark.asyncio
 async def test_abort_returns_what_was_sampled_so_far_and_makes_room() -> None:
-    engine = await make_engine(slots=1, cv=0.0, mean_tokens=10_000.0)
+    engine = await make_engine(slots=1, cv=0.0, mean_tokens=1e6)
     async with asyncio.timeout(LIMIT_S):
         running = asyncio.create_task(engine.generate(make_request(0, 0)))
         queued = asyncio.create_task(engine.generate(make_request(1, 0)))
@@ -138,7 +141,7 @@ async def test_abort_returns_what_was_sampled_so_far_and_makes_room() -> None:
         partial, nothing = await running, await queued
         assert (await asyncio.gather(cancelled, return_exceptions=True))[0].__class__ is asyncio.CancelledError
     assert partial.finish_reason == nothing.finish_reason == "abort"
-    assert 5 <= len(partial.token_ids) < 10_000
+    assert 5 <= len(partial.token_ids) < 1_000_000
     assert len(nothing.token_ids) == 0
     assert engine.free_slots == 1
 
@@ -169,10 +172,9 @@ async def test_a_thousand_requests_run_at_once() -> None:
     async with asyncio.timeout(LIMIT_S):
         requests = [make_request(n, m) for n in range(125) for m in range(8)]
         completions = await asyncio.gather(*(engine.generate(r) for r in requests))
-    starts = [
-        c.done - 0.1 * relative_length(5, r.ticket, r.member, 0.5) for r, c in zip(requests, completions, strict=True)
-    ]
-    assert max(starts) - min(starts) < 1.0
+    for r, completion in zip(requests, completions, strict=True):
+        length = 100.0 * relative_length(5, r.ticket, r.member, 0.5)
+        assert len(completion.token_ids) == max(1, round(length))
     assert engine.free_slots == 1000
 
 

@@ -50,7 +50,7 @@ async def until_progress(engine: TransformersEngine, id: str, tokens: int) -> No
 
 
 def long_request(id: str, *, seed: int = 0) -> Request:
-    return request(id, seed=seed, max_tokens=200)
+    return request(id, seed=seed, max_tokens=4000)  # seconds of decoding: what happens "meanwhile" does
 
 
 @pytest.mark.asyncio
@@ -98,17 +98,20 @@ async def test_running_requests_survive_an_activation_with_one_span_per_stretch(
         await engine.stage(staged(models[2], 1, 2))
         assert engine.serving == Weights(1, 1)
         assert await engine.activate(kv) == Weights(1, 2) == engine.serving  # type: ignore[arg-type]
+        await until_progress(engine, "a", engine.progress("a") + 10)
+        engine.abort(["a"])
         completion = await task
         assert engine.checksum == staged(models[2], 1, 2).checksum != before
         assert engine.paused_s > 0
         assert engine.staged_s > 0
+    total = len(completion.token_ids)
     old, new = completion.spans
     assert (old.weights, new.weights) == (Weights(1, 1), Weights(1, 2))
     assert (old.checksum, new.checksum) == (before, engine.checksum)
     assert old.start == 0
     assert 5 <= old.end == new.start
-    assert new.end == 200
-    assert completion.versions.tolist() == [1] * old.end + [2] * (200 - old.end)
+    assert new.end == total
+    assert completion.versions.tolist() == [1] * old.end + [2] * (total - old.end)
     prompt = (1, 2, 3, 4, 5)
     if kv == "keep":
         expected = replay(models, prompt, completion)
@@ -144,7 +147,7 @@ async def test_abort_returns_the_partial_of_running_requests_and_nothing_of_queu
         assert engine.free_slots == 1
         assert len((await engine.generate(request("next"))).token_ids) == 12
     assert partial.finish_reason == nothing.finish_reason == "abort"
-    assert 3 <= len(partial.token_ids) == len(partial.logprobs) == len(partial.versions) < 200
+    assert 3 <= len(partial.token_ids) == len(partial.logprobs) == len(partial.versions) < 4000
     assert (len(nothing.token_ids), nothing.spans) == (0, ())
     np.testing.assert_allclose(partial.logprobs, full_forward(make_model(seed=1), (1, 2, 3, 4, 5), partial), atol=1e-5)
 
@@ -162,7 +165,7 @@ async def test_a_cancelled_generate_frees_its_slot(saved: Path) -> None:
 
 
 @pytest.mark.asyncio
-async def test_a_decode_thread_that_dies_fails_everyone_with_the_cause(
+async def test_a_decode_thread_that_dies_fails_everyone_with_the_cause_and_can_be_started_again(
     saved: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with serving(saved, slots=2) as engine:
@@ -183,6 +186,15 @@ async def test_a_decode_thread_that_dies_fails_everyone_with_the_cause(
         with pytest.raises(EngineError, match="fell off the bus"):
             await engine.activate()
         engine.abort(["r0"])
+
+        monkeypatch.undo()
+        await engine.start()
+        assert engine.serving is None
+        await engine.stage(staged(make_model(seed=1), 1, 1))
+        await engine.activate()
+        assert (await engine.generate(request("again"))).finish_reason == "length"
+        with pytest.raises(EngineError, match="close"):
+            await engine.start()
 
 
 @pytest.mark.asyncio
@@ -264,6 +276,8 @@ async def test_the_checksum_is_computed_from_what_is_served_and_a_wrong_one_is_r
         with pytest.raises(WeightsError, match=good.checksum):
             await engine.activate()
         assert engine.serving == Weights(1, 1)
+        await until_progress(engine, "a", engine.progress("a") + 10)
+        engine.abort(["a"])
         completion = await task
         assert engine.checksum == staged(make_model(seed=1), 1, 1).checksum
         await engine.stage(good)

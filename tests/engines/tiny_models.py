@@ -38,7 +38,7 @@ _SHAPE = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "intermediate_size": 48,
-    "max_position_embeddings": 256,
+    "max_position_embeddings": 4096,
     "initializer_range": 0.3,
 }
 
