@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -13,12 +12,12 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from asyncrl.collectors.engines.base import Engine, EngineError
+from asyncrl.config.derived import derive
 from asyncrl.config.recipe import Recipe, SimulatedEngine
 from asyncrl.staleness import Weights
 
 logger = logging.getLogger(__name__)
 
-MOST_SLOTS = 256  # of a collector whose recipe names no number: beyond it a decode step only gets slower
 MOST_RESTARTS = 5  # in a row, without one finished request between: then the process ends and says why
 FIRST_BACKOFF_S, MOST_BACKOFF_S = 1.0, 30.0
 
@@ -52,7 +51,7 @@ class Host:
     restarts: int = 0  # since a request last finished
     decoding: set[str] = field(default_factory=set)  # ids of requests that need a slot
     _mark: tuple[int, int] = (0, 0)
-    _moved_at: float = 0.0
+    _moved_at: float = field(default_factory=time.monotonic)
 
     @property
     def usable(self) -> bool:
@@ -186,7 +185,7 @@ def engine_makers(recipe: Recipe, name: str, model_path: Path | None) -> list[Ca
         return transformers.TransformersEngine(
             f"{name}/{index}",
             model_path,
-            slots=config.slots or _derived_slots(recipe),
+            slots=derive(recipe).engine_slots,
             max_length=recipe.model.max_length,
             dtype=recipe.model.dtype,
             attn=recipe.model.attn_implementation,
@@ -194,12 +193,6 @@ def engine_makers(recipe: Recipe, name: str, model_path: Path | None) -> list[Ca
         )
 
     return [partial(make, index) for index in range(count)]
-
-
-def _derived_slots(recipe: Recipe) -> int:
-    """As many as admission can fill, (max_trajectory_age + 1) x groups_per_step x group_size, shared by the engines."""
-    most = (recipe.buffer.max_trajectory_age + 1) * recipe.learner.groups_per_step * recipe.collector.group_size
-    return math.ceil(min(most, MOST_SLOTS) / recipe.collector.engines)
 
 
 async def all_or_nothing(calls: Iterable[Awaitable[T]]) -> list[T]:

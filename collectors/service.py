@@ -263,9 +263,15 @@ class Session:
                 await self._start(ticket)
 
     async def _engines(self) -> None:
-        """Start failed engines again."""
+        """End what failed engines were doing, and start them again."""
         while True:
             await self.fleet.broken.wait()
+            for group in self.groups.values():
+                if group.host.failed and any(request.id in group.host.decoding for request in group.requests):
+                    group.end(TicketEnded("infrastructure", "engine_failed", group.host.failed))
+            if self.evaluation is not None and any(host.failed for host in self.fleet.hosts):
+                self.evaluation.cancel()  # its claim stands: a later beat brings it again
+            await self._beat()  # so that no ticket is granted for what is not served any more
             await self.fleet.restart_broken()
             self.updates.engine_restarted()
 
@@ -338,7 +344,7 @@ class Session:
         """Reserve the slots of a ticket's group, then let it run."""
         host = self.fleet.route()
         if host is None or host.engine.serving is None:
-            await self._fail(ticket, TicketEnded("infrastructure", "no_engine"), tokens=0, seconds=0.0)
+            await self._fail(ticket, TicketEnded("cancelled", "no_engine"), tokens=0, seconds=0.0)
             return
         try:
             prompt = self.prompts.train(ticket.ordinal)
