@@ -1,0 +1,157 @@
+"""`asyncrl run` with real processes that are killed, stopped and continued. Each wait has a hard limit."""
+
+import json
+import signal
+from pathlib import Path
+
+import psutil
+import pytest
+
+pytestmark = [pytest.mark.faults, pytest.mark.slow, pytest.mark.timeout(240)]
+
+START_S = 90.0
+"""Making the built-in model, once, and importing torch three times on two busy cores."""
+
+END_S = 60.0
+
+
+class Run:
+    """A run in a folder of its own, seen from outside: its processes and what it wrote."""
+
+    def __init__(self, start, descendants, folder: Path, *arguments: str) -> None:
+        self._descendants = descendants
+        self.working = folder
+        self.process = start("-m", "asyncrl.cli.main", "run", *arguments, cwd=folder)
+
+    @property
+    def folder(self) -> Path:
+        return next((self.working / "runs").iterdir())
+
+    def records(self) -> list[dict]:
+        try:
+            text = (self.folder / "metrics.jsonl").read_text()
+        except (OSError, StopIteration):
+            return []
+        return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+
+    def steps(self) -> list[int]:
+        return [record["step"] for record in self.records() if "step" in record and "event" not in record]
+
+    def child(self, role: str) -> psutil.Process:
+        """The running learner or collector, by its command line."""
+        for process in psutil.Process(self.process.pid).children():
+            if role in process.cmdline():
+                return process
+        raise AssertionError(f"no {role} among the children of the run")
+
+    def tree(self) -> list[int]:
+        return [process.pid for process in self._descendants(self.process.pid)]
+
+
+@pytest.fixture
+def begin(start, descendants, eventually, tmp_path):
+    def begin(*arguments: str, steps: int = 2, max_steps: int = 500) -> Run:
+        run = Run(start, descendants, tmp_path, "--set", f"run.max_steps={max_steps}", *arguments)
+        assert eventually(START_S, lambda: len(run.steps()) >= steps or run.process.poll() is not None)
+        assert run.process.poll() is None, run.process.communicate()
+        return run
+
+    return begin
+
+
+def test_no_process_survives_a_supervisor_that_is_killed(begin, is_alive, eventually):
+    run = begin()
+    tree = run.tree()
+    names = [" ".join(psutil.Process(pid).cmdline()) for pid in tree]
+    for role in ("valkey-server", "learner", "collector", "asyncrl.rewards.worker"):
+        assert any(role in name for name in names), (role, names)
+    run.process.send_signal(signal.SIGKILL)
+    assert eventually(15, lambda: not any(map(is_alive, tree))), [
+        (pid, psutil.Process(pid).cmdline()) for pid in tree if is_alive(pid)
+    ]
+
+
+def test_a_collector_that_is_killed_is_started_again_and_the_run_ends_well(begin, is_alive, eventually):
+    run = begin(max_steps=30)
+    killed = run.child("collector")
+    verifiers = [process.pid for process in killed.children(recursive=True)]
+    killed.send_signal(signal.SIGKILL)
+    assert eventually(10, lambda: not any(map(is_alive, [killed.pid, *verifiers])))
+    out, err = run.process.communicate(timeout=START_S)
+    assert run.process.returncode == 0, out + err
+    assert run.steps() == list(range(1, 31))
+    assert "collector-0 ended with code -9; starting it again in 1 s (1 of 5)" in out
+
+
+def test_the_learners_death_ends_the_run_with_the_end_of_its_log(begin, is_alive, eventually):
+    run = begin()
+    tree = run.tree()
+    run.child("learner").send_signal(signal.SIGKILL)
+    _, err = run.process.communicate(timeout=END_S)
+    assert run.process.returncode == 1
+    assert "the learner ended with code -9" in err
+    assert str(run.folder / "logs" / "learner.log") in err
+    assert "Traceback" not in err
+    assert eventually(10, lambda: not any(map(is_alive, tree)))
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_the_first_signal_leaves_a_checkpoint_from_which_the_run_goes_on(
+    begin, start, is_alive, eventually, number, code
+):
+    run = begin(steps=3)
+    tree = run.tree()
+    run.process.send_signal(number)
+    out, err = run.process.communicate(timeout=END_S)
+    assert run.process.returncode == code, out + err
+    assert not any(map(is_alive, tree))
+    reached = run.steps()[-1]
+    saved = [record["version"] for record in run.records() if record.get("event") == "checkpoint"]
+    assert saved[-1] == reached
+    assert "stopped early, resume with --resume" in out
+
+    last = reached + 3
+    resumed = start("-m", "asyncrl.cli.main", "run", "--resume", "--set", f"run.max_steps={last}", cwd=run.working)
+    out, err = resumed.communicate(timeout=START_S)
+    assert resumed.returncode == 0, out + err
+    assert run.steps() == list(range(1, last + 1)), "no step is lost and none is repeated"
+    assert {record["lineage"] for record in run.records() if record.get("event") == "start"} == {1, 2}
+
+
+def test_a_killed_run_goes_on_from_its_newest_checkpoint(begin, start, eventually):
+    run = begin("--set", "learner.checkpoint.every_steps=3", steps=5)
+    run.process.send_signal(signal.SIGKILL)
+    run.process.wait(timeout=10)
+    reached = run.steps()[-1]
+    saved = max(record["version"] for record in run.records() if record.get("event") == "checkpoint")
+    resumed = start(
+        "-m", "asyncrl.cli.main", "run", "--resume", "--set", f"run.max_steps={reached + 2}", cwd=run.working
+    )
+    out, err = resumed.communicate(timeout=START_S)
+    assert resumed.returncode == 0, out + err
+    starts = [record for record in run.records() if record.get("event") == "start"]
+    assert [record["version"] for record in starts] == [0, saved]
+    assert run.steps()[-1] == reached + 2
+
+
+def test_the_second_signal_ends_everything_now(begin, is_alive, eventually):
+    run = begin()
+    tree = run.tree()
+    collector = run.child("collector").pid
+    run.child("learner").suspend()  # it cannot checkpoint, so the first signal alone would take all the grace
+    run.process.send_signal(signal.SIGTERM)
+    assert eventually(15, lambda: not is_alive(collector)), "the first signal has been taken"
+    assert run.process.poll() is None
+    run.process.send_signal(signal.SIGTERM)
+    assert run.process.wait(timeout=10) == 143
+    assert eventually(10, lambda: not any(map(is_alive, tree)))
+
+
+def test_the_folder_of_a_live_run_cannot_be_resumed(begin, start):
+    run = begin()
+    second = start("-m", "asyncrl.cli.main", "run", "--resume", cwd=run.working)
+    _, err = second.communicate(timeout=END_S)
+    assert second.returncode == 2
+    assert "in use by a live run" in err
+    assert err.count("\n") <= 3
+    assert run.process.poll() is None
