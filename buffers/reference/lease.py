@@ -95,14 +95,18 @@ class Leases(Puts):
         self.commits[step] = lineage
         self.version = step + 1
         if self.version >= self.limits.max_steps:
-            for ticket in [self.all[n] for n in sorted({*self.live, *self.returned})]:
-                self._end(ticket, State.STALE, "run_end")
+            self._end_run()
         elif self.limits.over_age == "drop":
             for ticket in [t for _, t in sorted(self.live.items())]:
                 if not in_window(ticket.lo, version=self.version, max_age=self.limits.max_age):
                     self._end(ticket, State.STALE, "over_age")
         self._grant(now)
         return Commit(self.version, repeated=False, ended=self.version >= self.limits.max_steps)
+
+    def _end_run(self) -> None:
+        """The last commit: what is live now will never be trained, and says so."""
+        for ticket in [self.all[n] for n in sorted({*self.live, *self.returned})]:
+            self._end(ticket, State.STALE, "run_end")
 
     def checkpointed(self, lineage: int, version: int) -> None:
         self._check_lineage(lineage)

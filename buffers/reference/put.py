@@ -23,7 +23,7 @@ class Puts(Tickets):
             return "refused"
         ticket.last = (member.incarnation, ticket.attempt)
         usable = all(self.tree.is_ancestor(s, self.lineage) for s in (*header.spans, header.weights))
-        if not usable or header.oldest < ticket.issued_for.version or header.newest > self.version:
+        if not usable or not self._keeps_promise(ticket, header) or header.newest > self.version:
             self._return(ticket)
             ticket.answer = "returned"
         elif len(payload) > self.limits.group_bytes:
@@ -75,6 +75,10 @@ class Puts(Tickets):
             ticket.answer = "returned" if ticket.state is State.RETURNED else "ended"
         self._grant(now)
         return ticket.answer
+
+    def _keeps_promise(self, ticket: TicketState, header: GroupHeader) -> bool:
+        """Not older than the version it was issued for: the due test at issue counted on that."""
+        return header.oldest >= ticket.issued_for.version
 
     def _is_owner(self, ticket: TicketState, member: Member, attempt: int) -> bool:
         """The identity of a lease of work: right attempt, right incarnation, still issued. Without this guard a

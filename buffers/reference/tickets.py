@@ -61,6 +61,19 @@ class Tickets(Transitions):
             self._grant(now)
         return self._granted(state) or Wait((), self._next_deadline(now))
 
+    def _next_to_issue(self) -> int | None:
+        """Returned tickets first: else a lost collector's ticket would be overtaken for ever."""
+        if self.returned:
+            return min(self.returned)
+        if self.limits.max_tickets is None or self.next_ordinal < self.limits.max_tickets:
+            return self.next_ordinal
+        return None
+
+    def _before(self, ordinal: int) -> int:
+        """What counts against the room of `ordinal`: live tickets of lower ordinal. Returned ones do not, else a lost
+        collector's ticket blocks its own re-issue."""
+        return sum(1 for n in self.live if n < ordinal)
+
     def _granted(self, member: MemberState) -> list[Ticket]:
         """The reply to the member's current request, as far as it still owns the tickets."""
         return [self._ticket(self.all[n]) for n, attempt in member.reply if self._owns(member, n, attempt)]
@@ -95,20 +108,15 @@ class Tickets(Transitions):
         limits, serving = self.limits, member.serving
         if serving is None or not self.tree.is_ancestor(serving, self.lineage):
             return None
-        if self.returned:
-            ordinal = min(self.returned)
-        elif limits.max_tickets is None or self.next_ordinal < limits.max_tickets:
-            ordinal = self.next_ordinal
-        else:
+        if (ordinal := self._next_to_issue()) is None:
             return None
-        lower = sum(1 for n in self.live if n < ordinal)
         space = room(
             max_age=limits.max_age,
             groups_per_step=limits.groups_per_step,
             version=self.version,
             serving=serving.version,
         )
-        if lower + 1 > space:
+        if self._before(ordinal) + 1 > space:
             return None
         if len(self.live) + 1 > (limits.max_steps - self.version) * limits.groups_per_step:
             return None

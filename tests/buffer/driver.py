@@ -15,7 +15,7 @@ from asyncrl.buffers.base import BufferError, GroupHeader, Lease, Limits, Member
 from asyncrl.buffers.memory import MemoryBuffer
 from asyncrl.buffers.reference.model import Model
 from asyncrl.schema import digest
-from asyncrl.staleness import Weights, due, due_test
+from asyncrl.staleness import Lineages, Weights, due, due_test
 
 
 class Broken(AssertionError):
@@ -63,6 +63,7 @@ class Driver:
     faults: Faults = field(default_factory=Faults)
     collectors: list[Collector] = field(default_factory=list)
     lineage: int = 0
+    tree: Lineages = field(default_factory=lambda: Lineages({}))
     version: int = 0
     checkpoints: list[Weights] = field(default_factory=list)  # newest last
     checkpoint_every: int = 3
@@ -106,11 +107,13 @@ class Driver:
         for key, spans in list(collector.work.items()):
             if not all(self._survives(s) for s in spans):
                 del collector.work[key]
-                await self.every("fail", collector.member, *key, kind="cancelled", reason="rewound", tokens=1, seconds=1.0)
+                await self.every(
+                    "fail", collector.member, *key, kind="cancelled", reason="rewound", tokens=1, seconds=1.0
+                )
 
     def _survives(self, name: Weights) -> bool:
-        model: Model = self.buffers[0].model
-        return model.tree.is_ancestor(name, model.lineage)
+        """By the driver's own family tree: the buffers' may be the one with the guard removed."""
+        return self.tree.is_ancestor(name, self.lineage)
 
     async def beat(self, collector: Collector) -> None:
         progress = {key: len(spans) + int(self.clock.now) for key, spans in collector.work.items()}
@@ -183,6 +186,7 @@ class Driver:
     async def start_learner(self, parent: Weights | None) -> None:
         self.lineage = await self.every("new_lineage", parent=parent, limits=self.limits)
         self.version = parent.version if parent else 0
+        self.tree.forks[self.lineage] = tuple(parent) if parent else (0, 0)
         self.checkpoints = [c for c in self.checkpoints if parent and c.version <= parent.version]
         await self.publish()
 
@@ -221,7 +225,9 @@ class Driver:
     def _check_batch(self, lease: Lease) -> None:
         for header in lease.headers:
             if self.version - header.oldest > self.limits.max_age:
-                raise Broken(f"step {self.version} trains ticket {header.ordinal} of age {self.version - header.oldest}")
+                raise Broken(
+                    f"step {self.version} trains ticket {header.ordinal} of age {self.version - header.oldest}"
+                )
             for span in self.tokens_of[(header.ordinal, header.attempt)]:
                 if not self._survives(span) or span.version > self.version:
                     raise Broken(f"step {(self.lineage, self.version)} trains tokens of dead weights {span}")
@@ -295,7 +301,9 @@ class Driver:
             idle = 0 if moved else idle + 1
             if idle > 20:
                 model = self.buffers[0].model
-                raise Broken(f"deadlock at V {self.version}: {model.counts()}, dues {model.dues}, k {self.limits.max_age}")
+                raise Broken(
+                    f"deadlock at V {self.version}: {model.counts()}, dues {model.dues}, k {self.limits.max_age}"
+                )
         live = sum(self.buffers[0].model.counts()[s] for s in (State.ISSUED, State.HELD, State.LEASED, State.RETURNED))
         if live:
             raise Broken(f"{live} tickets are live after the last commit")
@@ -326,7 +334,9 @@ class Driver:
         for ordinal, uses in self.trained.items():
             surviving = [u for u in uses if self._survives(Weights(u.lineage, u.version + 1))]
             if len(surviving) > 1:
-                raise Broken(f"ticket {ordinal} is trained {len(surviving)} times in the surviving weights: {surviving}")
+                raise Broken(
+                    f"ticket {ordinal} is trained {len(surviving)} times in the surviving weights: {surviving}"
+                )
             if bool(surviving) != (model.all[ordinal].state is State.TRAINED):
                 raise Broken(f"ticket {ordinal}: uses {uses}, ledger says {model.all[ordinal].state}")
 
