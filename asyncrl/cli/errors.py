@@ -27,7 +27,7 @@ BAD_INPUT = (
 module is not loaded cannot have been raised."""
 
 
-FAILED_WORK = (("asyncrl.runtime.processes", "RunFailed"),)
+FAILED_WORK = (("asyncrl.benchmarks.runs", "RunError"), ("asyncrl.runtime.processes", "RunFailed"))
 """What went wrong after the work had begun."""
 
 

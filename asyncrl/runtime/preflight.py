@@ -6,6 +6,7 @@ from asyncrl.buffers.store import Store, open_store
 from asyncrl.config.identity import identity_differences
 from asyncrl.config.recipe import CustomTask, Recipe, to_builtins
 from asyncrl.runtime import models
+from asyncrl.runtime.task_check import check_custom
 from asyncrl.tasks.build import build_task
 
 EMBEDDED = "embedded"
@@ -18,10 +19,11 @@ class RunInUse(Exception):
 async def check(recipe: Recipe, *, url: str | None, resume: bool) -> None:
     """Raises the error of the part that cannot work: DataError, TaskError, ModelError, BufferError, RunInUse.
 
-    `url`: the store, None where it is to be started. A task of the user's own is not built here: its module may load
-    anything. The collector builds it first of all.
+    `url`: the store, None where it is to be started.
     """
-    if not isinstance(recipe.task, CustomTask):
+    if isinstance(recipe.task, CustomTask):
+        await check_custom(recipe.task, seed=recipe.run.seed)
+    else:
         build_task(recipe.task, seed=recipe.run.seed)
     models.check(recipe)
     if url is None:

@@ -125,6 +125,7 @@ def test_a_run_folder_that_is_in_use(cli, tmp_path):
     refused(cli("run", "--set", "run.output_dir=mine"), "mine", "not empty")
 
 
+@pytest.mark.slow
 def test_a_collector_that_waits_in_vain_says_for_what(cli):
     done = cli("collector", "--run", "x", "--buffer", "redis://127.0.0.1:1/0", "--wait", "1s")
     assert done.returncode == 2
@@ -162,10 +163,17 @@ async def test_a_store_that_may_evict_and_one_with_another_runs_name_or_schema(c
         await store.close()
 
 
-def test_a_custom_task_that_cannot_be_imported_ends_the_run_with_its_name(cli, tmp_path):
-    """Only a process of the run may import it, so this one is found when the run has begun."""
-    done = cli("run", "--set", "task={type: no_such_module:Task}", timeout=100)
-    assert done.returncode == 2, done.stderr
-    assert "no_such_module" in done.stderr
-    assert "Traceback" not in done.stderr
-    assert len(done.stderr.splitlines()) <= 3
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        (None, ["no module mine"]),
+        ("import torch_is_not_here", ["torch_is_not_here"]),
+        ("class Other: pass", ["has no class Task"]),
+        ("class Task:\n    def __init__(self): raise ValueError('cannot')", ["constructor raised ValueError: cannot"]),
+        ("import os\nos._exit(9)", ["ended its process with code 9"]),
+    ],
+)
+def test_a_task_of_ones_own_that_cannot_be_built(cli, tmp_path, code, said):
+    if code is not None:
+        (tmp_path / "mine.py").write_text(code)
+    refused(cli("run", "--set", "task={type: 'mine:Task'}"), "mine:Task", *said)

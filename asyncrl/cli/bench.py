@@ -1,0 +1,52 @@
+"""`asyncrl bench`: measure, compare with the targets, write down."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from asyncrl.benchmarks import BENCHMARKS
+from asyncrl.cli.errors import FAILED
+
+if TYPE_CHECKING:
+    from asyncrl.benchmarks.frame import Result
+
+ALL = "all"
+
+
+@click.command()
+@click.argument("name", type=click.Choice([*BENCHMARKS, ALL]))
+@click.option("--json", "file", type=click.Path(path_type=Path, dir_okay=False), help="Write rows and targets to FILE.")
+@click.option("--quick/--full", default=False, help="Fewer and smaller rows, or all of them (the default).")
+def bench(name: str, file: Path | None, quick: bool) -> int:
+    """Run one benchmark, or all; a target that is not met is said, and makes the exit code 1.
+
+    \b
+    first-run      the default run on five seeds: does it learn, how fast
+    sync-vs-async  what asynchrony gains at each age, against the model
+    """
+    from asyncrl.benchmarks import frame
+
+    command = " ".join(["asyncrl", *sys.argv[1:]])
+    results = [
+        frame.run(chosen, quick=quick, command=command, say=click.echo)
+        for chosen in (BENCHMARKS if name == ALL else [name])
+    ]
+    if file is not None:
+        documents = [result.document() for result in results]
+        file.write_text(json.dumps(documents if name == ALL else documents[0], indent=2, allow_nan=False) + "\n")
+    for result in results:
+        _report(result)
+    return FAILED if any(result.missed for result in results) else 0
+
+
+def _report(result: Result) -> None:
+    for target in result.targets:
+        value = "not measured" if target.value is None else f"{target.value:.4g}"
+        sign = ">=" if target.better == "higher" else "<="
+        said = "met    " if target.met else "NOT MET"
+        click.echo(f"{result.name}: {said} {target.name}: {value}, target {sign} {target.target:g}")

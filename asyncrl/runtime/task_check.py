@@ -1,0 +1,71 @@
+"""Building a task of the user's own in a process of its own: `python -m asyncrl.runtime.task_check < task.json`.
+
+Its module may load anything, keep threads running or end its process; the process that only watches a run must not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+
+import msgspec
+
+from asyncrl.config.recipe import CustomTask
+from asyncrl.runtime import tether
+from asyncrl.tasks.base import TaskError
+
+LIMIT_S = 120.0
+"""For importing whatever the module imports and looking at its rows."""
+
+WRONG = 3
+"""Exit code of a task that cannot be used; its message is the last thing on stderr, after MARK."""
+
+MARK = "\0task error\0"
+
+
+async def check_custom(task: CustomTask, *, seed: int) -> None:
+    """Raise TaskError if the task cannot be built here, in the words `build_task` has for it."""
+    process = await asyncio.create_subprocess_exec(
+        *tether.command([sys.executable, "-P", "-m", __name__]),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    request = msgspec.json.encode({"type": task.type, "args": task.args, "seed": seed})
+    try:
+        async with asyncio.timeout(LIMIT_S):
+            _, said = await process.communicate(request)
+    except TimeoutError:
+        raise TaskError(f"task.type {task.type}: it was not built within {LIMIT_S:.0f} s") from None
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    text = said.decode(errors="replace")
+    if process.returncode == WRONG:
+        raise TaskError(text.rpartition(MARK)[2].strip())
+    if process.returncode != 0:
+        last = (text.strip().splitlines() or ["it said nothing"])[-1]
+        raise TaskError(f"task.type {task.type}: building it ended its process with code {process.returncode}: {last}")
+
+
+def main() -> None:
+    """Build the task that standard input describes."""
+    from asyncrl.data.jsonl import DataError
+    from asyncrl.tasks.build import build_task
+
+    request = json.load(sys.stdin)
+    try:
+        build_task(CustomTask(type=request["type"], args=request["args"]), seed=request["seed"])
+        code = 0
+    except (TaskError, DataError) as error:
+        sys.stderr.write(f"{MARK}{error}")
+        code = WRONG
+    sys.stderr.flush()
+    os._exit(code)  # threads of the task's are not waited for
+
+
+if __name__ == "__main__":
+    main()
