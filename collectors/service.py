@@ -81,7 +81,7 @@ async def collect(
     Raises CollectorError (an engine fails again and again, nothing to do for too long), what building the engine, the
     task or its verifiers raises, and the store's BufferError when it could not be reached for `run.no_progress_s`.
     """
-    prompts, scorer = _build_task(recipe, model_path)
+    prompts, scorer = await asyncio.to_thread(_build_task, recipe, model_path)  # imports and reads for seconds
     fleet = Fleet(engine_makers(recipe, member.name, model_path))
     try:
         if await _stopped(stop, all_or_nothing([scorer.start(), fleet.start()])):

@@ -142,15 +142,19 @@ class Updates:
         transport = str(document.get("transport"))
         if transport == NO_TRANSPORT:
             return StagedWeights(weights, {}, {}, str(document.get("checksum", "")))
+        own = {key: value for key, value in document.items() if key != "fork"}
+        staged = await asyncio.to_thread(self._stage_from, transport, own)
+        if staged.weights != weights:
+            raise WeightsError(f"announced as {tuple(weights)}, the transport brought {tuple(staged.weights)}")
+        return staged
+
+    def _stage_from(self, transport: str, document: Mapping[str, Any]) -> StagedWeights:
+        """In a thread, one at a time."""
         if transport not in self._receivers:
             from asyncrl.weights.build import receiver  # imports torch, of no use to a simulated collector
 
             self._receivers[transport] = receiver(document)
-        own = {key: value for key, value in document.items() if key != "fork"}
-        staged = await asyncio.to_thread(self._receivers[transport].stage, own, deadline_s=self._deadline_s)
-        if staged.weights != weights:
-            raise WeightsError(f"announced as {tuple(weights)}, the transport brought {tuple(staged.weights)}")
-        return staged
+        return self._receivers[transport].stage(document, deadline_s=self._deadline_s)
 
     async def _stage(self, host: Host, staged: StagedWeights) -> None:
         engine = host.engine

@@ -1,0 +1,169 @@
+"""From a ticket to requests, from completions to what is handed over: the pure parts of the collector."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from asyncrl.buffers.base import Ticket
+from asyncrl.collectors.engines.base import Completion, Sampling, Span
+from asyncrl.collectors.fleet import all_or_nothing
+from asyncrl.collectors.rollout import Prompt, SimulatedPrompts, TaskPrompts, group_requests
+from asyncrl.collectors.scoring import SimulatedScorer, hand_over, scored, trajectory, unscored_reason
+from asyncrl.learners.tiny_tokenizer import build_tokenizer
+from asyncrl.rewards.pool import Score
+from asyncrl.schema import decode, digest
+from asyncrl.staleness import Weights
+from asyncrl.tasks.base import Row
+from asyncrl.tasks.reverse import Reverse
+
+PROMPT = Prompt(Row("train-3", "reverse 12", "21"), (7, 8, 9))
+TICKET = Ticket(ordinal=4, attempt=1, issued_for=Weights(1, 2), issued=100.0)
+
+
+def requests(ordinal=4, attempt=1, *, run="run/0"):
+    return group_requests(PROMPT, Sampling(), run=run, ordinal=ordinal, attempt=attempt, group_size=3)
+
+
+def completion(*spans: tuple[int, int], reason="stop"):
+    """One stretch per (version, tokens)."""
+    stretches, at = [], 0
+    for version, tokens in spans:
+        stretches.append(Span(Weights(1, version), at, at + tokens, f"{version:02x}"))
+        at += tokens
+    return Completion(
+        token_ids=np.arange(at, dtype=np.int32),
+        logprobs=np.full(at, -0.5, np.float32),
+        versions=np.repeat(np.array([v for v, _ in spans], np.int32), [n for _, n in spans]),
+        spans=tuple(stretches),
+        finish_reason=reason,
+        first_token=101.0,
+        done=102.0,
+    )
+
+
+def row(answer, score=None, member=0):
+    return trajectory(PROMPT, requests()[member], answer, score or Score({"exact": 1.0}, 1.0, ""), 103.0)
+
+
+def unscored(failure):
+    return Score({"exact": None}, math.nan, failure)
+
+
+def hand(rows):
+    return hand_over(
+        TICKET, rows, prompt=PROMPT, task="t", collector="c", engine="c/0", sampling={"temperature": 1.0}, seconds=1.5
+    )
+
+
+def test_seeds_and_ids_are_functions_of_run_ticket_attempt_and_member():
+    assert requests() == requests()
+    everything = [*requests(), *requests(attempt=2), *requests(ordinal=5)]
+    assert len({request.seed for request in everything}) == len({request.id for request in everything}) == 9
+    assert {r.seed for r in requests(run="run/1")}.isdisjoint({r.seed for r in requests()})
+    assert [(r.ticket, r.member, r.group) for r in requests()] == [(4, member, "4.1") for member in range(3)]
+
+
+def test_a_group_is_handed_over_with_what_its_payload_says():
+    rows = [row(completion((2, 3), (3, 1)), member=0), row(completion((3, 2)), unscored("verifier_nan"), member=1)]
+    header, payload = hand(rows)
+    batch = decode(payload)
+    assert header.digest == digest(payload)
+    assert (header.ordinal, header.attempt, header.weights) == (4, 1, (1, 3))
+    assert (header.oldest, header.newest, header.tokens, header.length) == (2, 3, 6, 3.0)
+    assert header.spans == ((1, 2), (1, 3))
+    assert (header.reward, header.seconds) == (1.0, 1.5)
+    assert batch.column("token_ids")[0].as_py() == [7, 8, 9, 0, 1, 2, 3]
+    assert batch.column("loss_mask")[0].as_py() == [0, 0, 0, 1, 1, 1, 1]
+    assert batch.column("versions")[0].as_py() == [-1, -1, -1, 2, 2, 2, 3]
+    assert batch.column("logprobs")[0].as_py() == [0, 0, 0, -0.5, -0.5, -0.5, -0.5]
+    assert [(s["version"], s["start"], s["end"], s["checksum"]) for s in batch.column("spans")[0].as_py()] == [
+        (2, 3, 6, "02"),
+        (3, 6, 7, "03"),
+    ]
+    assert batch.column("failure").to_pylist() == ["", "verifier_nan"]
+    assert batch.column("sampling")[1].as_py()["seed"] == requests()[1].seed
+
+
+def test_an_answer_without_end_token_and_an_empty_one_are_rows_like_others():
+    rows = [row(completion((2, 2), reason="length"), member=0), row(completion(reason="length"), member=1)]
+    assert unscored_reason(rows) is None
+    _, payload = hand(rows)
+    batch = decode(payload)
+    assert batch.column("finish_reason").to_pylist() == ["length", "length"]
+    assert batch.column("token_ids")[1].as_py() == [7, 8, 9]
+
+
+def test_a_group_that_teaches_nothing_is_named_after_its_most_common_failure():
+    rows = [row(completion((2, 1)), unscored(f"verifier_{kind}")) for kind in ("nan", "raised", "raised")]
+    assert unscored_reason(rows) == "unscored/verifier_raised"
+    assert unscored_reason([*rows, row(completion((2, 1)))]) is None
+    assert unscored_reason([row(completion()), row(completion())]) == "empty"
+
+
+@pytest.mark.asyncio
+async def test_an_answer_the_engine_gave_up_on_is_not_scored():
+    score, _ = await scored(SimulatedScorer(), PROMPT, completion((2, 1), reason="error"), ticket=0, member=0)
+    assert math.isnan(score.reward)
+    assert score.failure == "engine_error"
+
+
+@pytest.mark.asyncio
+async def test_simulated_rewards_are_zeros_and_ones_by_ticket_and_member():
+    prompt = SimulatedPrompts().train(0)
+
+    async def rewards():
+        return [
+            (await SimulatedScorer().score(prompt, completion((0, 1)), ticket=ticket, member=member)).reward
+            for ticket in range(20)
+            for member in range(4)
+        ]
+
+    first = await rewards()
+    assert set(first) == {0.0, 1.0}
+    assert 20 < sum(first) < 60
+    assert first == await rewards()
+
+
+def test_the_end_token_is_no_part_of_an_answer_but_a_mark_inside_is():
+    tokenizer = build_tokenizer(48)
+    end, pad = tokenizer.eos_token_id, tokenizer.pad_token_id
+    prompts = TaskPrompts(Reverse((2, 2)), tokenizer, seed=0, shuffle=True, max_length=48, stop_token_ids=(end,))
+    assert prompts.read([ord("4"), ord("2"), end]) == "42"
+    assert prompts.read([end]) == ""
+    assert prompts.read([]) == ""
+    assert prompts.read([ord("4"), pad, ord("2")]) == "4<|pad|>2"
+
+
+@pytest.mark.asyncio
+async def test_the_first_failure_ends_the_others_before_it_is_raised():
+    ended = []
+
+    async def waits():
+        try:
+            await asyncio.sleep(30)
+        finally:
+            ended.append(True)
+
+    async def fails():
+        await asyncio.sleep(0)
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        await all_or_nothing([waits(), fails(), waits()])
+    assert ended == [True, True]
+    assert await all_or_nothing([]) == []
+
+
+def test_a_simulated_collector_needs_neither_torch_nor_transformers():
+    code = (
+        "import sys; import asyncrl.collectors.service, asyncrl.collectors.engines.simulated; "
+        "print(sorted({'torch', 'transformers'} & set(sys.modules)))"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert result.stdout.strip() == "[]"

@@ -1,0 +1,192 @@
+"""The collector with a real model, real weights over shared memory and real verifier processes."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3ForCausalLM
+
+from asyncrl.buffers.base import State
+from asyncrl.learners.forward import token_logprobs
+from asyncrl.learners.tiny import tiny_config
+from asyncrl.learners.tiny_tokenizer import build_tokenizer
+from asyncrl.schema import pack
+from asyncrl.staleness import Weights
+from asyncrl.weights.manifest import model_tensors
+from asyncrl.weights.shm import ShmPublisher
+
+pytestmark = pytest.mark.asyncio
+torch.set_num_threads(1)
+
+MAX_LENGTH = 48
+
+TASK = """
+from asyncrl.tasks.base import Row
+
+FAULTS = ["raise", "nan", "none", "hang", "fine", "mixed", "long", "no row"]
+
+
+class Rows:
+    def __len__(self):
+        return len(FAULTS)
+
+    def __getitem__(self, index):
+        fault = FAULTS[index % len(FAULTS)]
+        if fault == "no row":
+            raise KeyError("the file has no such line")
+        return Row(id=f"row-{index}", prompt="x" * (60 if fault == "long" else 3), answer=fault)
+
+
+class Faulty:
+    def rows(self, split):
+        return Rows()
+
+    def score(self, row, answer):
+        fault = row.answer
+        if fault == "mixed":
+            fault = "raise" if answer.token_ids[0] % 2 else "fine"
+        if fault == "raise":
+            raise ZeroDivisionError("in the verifier")
+        while fault == "hang":
+            pass
+        return {"raise": 0, "nan": float("nan"), "none": None, "fine": 0.5}[fault]
+"""
+
+
+@pytest.fixture(scope="module")
+def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny architecture with random weights: it answers noise, of every length, mostly without an end."""
+    folder = tmp_path_factory.mktemp("model")
+    tokenizer = build_tokenizer(MAX_LENGTH)
+    torch.manual_seed(0)
+    Qwen3ForCausalLM(tiny_config(tokenizer)).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def publisher(tmp_path: Path) -> Iterator[ShmPublisher]:
+    publisher = ShmPublisher("test", folder=tmp_path)
+    yield publisher
+    publisher.close()
+
+
+def versions_of(model_path: Path, publisher: ShmPublisher):
+    """Publishes another random model for each name asked for, and keeps them all."""
+    kept: dict[Weights, PreTrainedModel] = {}
+
+    def publish(weights: Weights):
+        model = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32).eval()
+        generator = torch.Generator().manual_seed(weights.version)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(0.02 * torch.randn(parameter.shape, generator=generator))
+        kept[weights] = model
+        tensors, tied = model_tensors(model)
+        return publisher.publish(weights, tensors, tied=tied, in_use=set(kept))
+
+    return kept, publish
+
+
+def real(kit, **collector):
+    return kit.recipe(
+        collector={
+            "engine": {"type": "transformers"},
+            "sampling": {"max_tokens": 6},
+            "score_timeout_s": 0.5,
+            **collector,
+        },
+        model={"max_length": MAX_LENGTH},
+    )
+
+
+async def test_groups_of_a_real_model_are_whole_and_their_logprobs_are_those_of_their_weights(
+    kit, model_path, publisher
+):
+    recipe = real(kit)
+    buffer = kit.buffer(recipe)
+    kept, publish = versions_of(model_path, publisher)
+    learner = kit.learner(buffer, publish)
+    async with kit.collecting(recipe, buffer, model_path=model_path) as task:
+        await learner.start()
+        await buffer.request_evaluation({"id": "eval-1-0", "weights": [1, 0], "prompts": 5, "samples": 1})
+        result = None
+        async with asyncio.timeout(kit.limit_s):
+            while result is None:
+                assert not task.done()
+                result = await buffer.evaluation("eval-1-0", wait_s=0.1)
+        for _ in range(4):
+            await learner.step()
+    assert (result["n"], result["unscored"]) == (5, 0)
+    assert all(a["prompt"].split()[1][::-1] == a["expected"] for a in result["answers"])
+    seen = set()
+    for batches in learner.batches.values():
+        packed = pack(batches)
+        mask = packed.loss_mask == 1
+        for version in set(packed.versions[mask].tolist()):
+            seen.add(version)
+            with torch.no_grad():
+                logprobs = token_logprobs(
+                    kept[Weights(1, version)],
+                    torch.tensor(packed.token_ids.astype(np.int64)),
+                    torch.tensor(packed.cu_seqlens),
+                ).numpy()
+            rows = np.repeat(np.arange(len(packed.rewards)), np.diff(packed.cu_seqlens))
+            pure = [row for row in set(rows.tolist()) if set(packed.versions[mask & (rows == row)]) == {version}]
+            own = mask & np.isin(rows, pure)
+            np.testing.assert_allclose(packed.logprobs[own], logprobs[own], atol=1e-4)
+        table = packed.table
+        assert set(table["task"].to_pylist()) == {"reverse"}
+        assert set(table["finish_reason"].to_pylist()) <= {"stop", "length"}
+        assert not np.isnan(packed.rewards).any()
+        assert [dict(parts)["exact"] for parts in table["reward_parts"].to_pylist()] == packed.rewards.tolist()
+        times = [table[name].to_numpy() for name in ("issued", "first_token", "done", "scored", "put")]
+        assert all((early <= late + 0.01).all() for early, late in itertools.pairwise(times))
+    assert len(seen) > 1
+
+
+async def test_bad_rows_and_bad_verifiers_are_counted_by_name_and_the_run_goes_on(
+    kit, model_path, publisher, tmp_path, monkeypatch
+):
+    (tmp_path / "faulty_task_of_a_test.py").write_text(TASK)
+    monkeypatch.syspath_prepend(tmp_path)
+    recipe = kit.recipe(
+        run={"max_steps": 2},
+        collector={
+            "engine": {"type": "transformers"},
+            "sampling": {"max_tokens": 6},
+            "score_timeout_s": 0.5,
+            "group_size": 6,
+        },
+        learner={"groups_per_step": 2},
+        model={"max_length": MAX_LENGTH},
+        task={"type": "faulty_task_of_a_test:Faulty"},
+    )
+    buffer = kit.buffer(recipe)
+    _, publish = versions_of(model_path, publisher)
+    learner = kit.learner(buffer, publish)
+    async with kit.collecting(recipe, buffer, model_path=model_path):
+        await learner.start()
+        for _ in range(2):
+            await learner.step()
+        reasons = dict((await buffer.stats()).reasons)
+    failed = {name: count for name, count in reasons.items() if name.startswith(State.FAILED)}
+    assert set(failed) <= {
+        *(f"failed/unscored/verifier_{kind}" for kind in ("raised", "nan", "none", "timeout")),
+        "failed/row_error",
+        "failed/prompt_too_long",
+    }
+    assert len(failed) >= 4  # four good groups of eight rows: most kinds came by
+    for batches in learner.batches.values():
+        for batch in batches:
+            kinds = set(zip(batch.column("reward").to_pylist(), batch.column("failure").to_pylist(), strict=True))
+            assert all((reward == 0.5) != bool(failure) for reward, failure in kinds)
+            assert all(math.isnan(reward) == bool(failure) for reward, failure in kinds)
+            assert {failure for _, failure in kinds} <= {"", "verifier_raised"}
