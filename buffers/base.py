@@ -214,6 +214,9 @@ class Stats:
     members: Sequence[MemberStats]
     waiting: Waiting | None  # what the learner waits for now
     checkpoint: int | None  # newest version covered by a checkpoint
+    forks: Mapping[int, Weights]  # lineage -> (parent lineage, version where it forked)
+    dues: Mapping[int, int]  # due step -> issued and held tickets
+    error: str | None  # why the run ended, if it failed
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,6 +231,7 @@ class TicketRow:
     owner: str
     lo: int | None
     has_payload: bool
+    size: int  # bytes of the payload, 0 where there is none
 
 
 class Buffer(Protocol):
@@ -324,7 +328,7 @@ class Buffer(Protocol):
 
     async def stats(self) -> Stats: ...
 
-    async def rows(self) -> list[TicketRow]:
-        """Every ledger row the store still has, by ordinal, in one atomic snapshot."""
+    async def snapshot(self) -> tuple[Stats, list[TicketRow]]:
+        """The sums and every ledger row by ordinal, in one atomic snapshot: what `audit` compares."""
 
     async def close(self) -> None: ...

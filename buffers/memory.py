@@ -244,10 +244,13 @@ class MemoryBuffer:
             members=members,
             waiting=self._waiting(model.waiting) if model.learner_waits and model.waiting else None,
             checkpoint=model.checkpoint,
+            forks={lineage: Weights(*origin) for lineage, origin in model.tree.forks.items()},
+            dues=dict(model.dues),
+            error=model.error,
         )
 
-    async def rows(self) -> list[TicketRow]:
-        return [
+    async def snapshot(self) -> tuple[Stats, list[TicketRow]]:
+        rows = [
             TicketRow(
                 ordinal=t.ordinal,
                 state=t.state,
@@ -257,9 +260,11 @@ class MemoryBuffer:
                 owner=t.owner_name,
                 lo=t.lo if t.state in (State.ISSUED, State.HELD, State.LEASED) else None,
                 has_payload=t.ordinal in self.model.payload,
+                size=t.size,
             )
             for _, t in sorted(self.model.all.items())
         ]
+        return await self.stats(), rows
 
     async def close(self) -> None:
         return None

@@ -302,7 +302,9 @@ class RedisBuffer:
         await self._call("finish", error=error)
 
     async def stats(self) -> Stats:
-        reply = await self._call("stats")
+        return self._stats(await self._call("stats"))
+
+    def _stats(self, reply: Mapping[str, Any]) -> Stats:
         waiting = reply["waiting"]
         members = [
             MemberStats(
@@ -338,11 +340,14 @@ class RedisBuffer:
             if waiting
             else None,
             checkpoint=reply["checkpoint"],
+            forks={int(lineage): Weights(*origin) for lineage, origin in reply["forks"].items()},
+            dues={int(step): int(uses) for step, uses in reply["dues"].items()},
+            error=reply["error"],
         )
 
-    async def rows(self) -> list[TicketRow]:
-        reply = await self._call("rows")
-        return [
+    async def snapshot(self) -> tuple[Stats, list[TicketRow]]:
+        reply = await self._call("snapshot")
+        rows = [
             TicketRow(
                 ordinal=n,
                 state=State(state),
@@ -352,9 +357,11 @@ class RedisBuffer:
                 owner=owner,
                 lo=lo if state in (State.ISSUED, State.HELD, State.LEASED) else None,
                 has_payload=has_payload,
+                size=size,
             )
-            for n, state, attempt, reason, trained, owner, lo, has_payload, _size in reply["rows"] or []
+            for n, state, attempt, reason, trained, owner, lo, has_payload, size in reply["rows"] or []
         ]
+        return self._stats(reply["stats"]), rows
 
     async def close(self) -> None:
         """The connection is the store's; closing the store closes it."""

@@ -72,7 +72,7 @@ local function numbers(key)
   return found
 end
 
-function ops.stats()
+local function all_stats()
   local members = {}
   for _, incarnation in ipairs(call('HKEYS', MEMBERS)) do
     local m, at = member(incarnation), tonumber(call('ZSCORE', BEATS, incarnation))
@@ -89,21 +89,24 @@ function ops.stats()
     end
     waiting = { ordinals = list(late), owners = list(owners) }
   end
-  return cjson.encode({ phase = R.phase, lineage = num('lineage'), version = num('version'), tickets = num('next'),
+  local forks, flat = {}, call('HGETALL', FORKS)
+  for i = 1, #flat, 2 do forks[flat[i]] = cjson.decode(flat[i + 1]) end
+  return { phase = R.phase, lineage = num('lineage'), version = num('version'), tickets = num('next'),
     states = numbers(COUNTS), reasons = numbers(REASONS), lost_tokens = numbers(LOST_TOKENS),
     lost_seconds = numbers(LOST_SECONDS), refused = num('refused'), reserved = num('reserved'), held = num('held'),
     kept = num('kept'), members = list(members), waiting = waiting, checkpoint = tonumber(R.checkpoint) or cjson.null,
-    error = R.ended_with or cjson.null })
+    forks = forks, dues = numbers(DUES), error = R.ended_with or cjson.null }
 end
 
--- Everything `audit` compares, in one atomic snapshot: every row, and the sums that should follow from the rows.
-function ops.rows()
+function ops.stats() return cjson.encode(all_stats()) end
+
+-- Everything `audit` compares, in one atomic snapshot: the sums, and every row they should follow from.
+function ops.snapshot()
   local rows = {}
   for ordinal = 0, num('next') - 1 do
     local t = ticket(ordinal)
     rows[#rows + 1] = { ordinal, t.state, t.attempt, t.reason or '', t.trained or cjson.null, t.owner_name or '',
       t.issued_for and lo_of(t) or cjson.null, has_payload(t), t.size or 0 }
   end
-  return cjson.encode({ rows = list(rows), dues = numbers(DUES), payloads = call('HLEN', PAYLOAD),
-    live = call('ZCARD', LIVE), returned = call('ZCARD', RETURNED) })
+  return cjson.encode({ stats = all_stats(), rows = list(rows) })
 end

@@ -325,8 +325,7 @@ class Driver:
         check_model(self.buffers[0].model)
         self._check_uses()
         if len(self.buffers) > 1 and self.acts % self.compare_every == 0:
-            await self.every("rows")
-            await self.every("stats")
+            await self.every("snapshot")
 
     def _check_uses(self) -> None:
         """Relative to the surviving weights, each ticket is trained exactly as often as the ledger says."""

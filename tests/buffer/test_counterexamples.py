@@ -125,7 +125,7 @@ async def test_a_kept_payload_is_held_again_after_a_rewind_and_a_dropped_one_is_
     await trains(buffer, 1, 1)
     await trains(buffer, 1, 2)
     await starts(buffer, lims, Weights(1, 0))
-    rows = {row.ordinal: row for row in await buffer.rows()}
+    rows = {row.ordinal: row for row in (await buffer.snapshot())[1]}
     assert [rows[n].state for n in range(3)] == [State.HELD, State.HELD, State.RETURNED]
     assert rows[2].attempt == 1
     assert await trains(buffer, 2, 0) == (0,)
@@ -140,7 +140,7 @@ async def test_a_smaller_batch_after_a_resume_sheds_what_it_cannot_train_in_time
     for ticket in await takes(buffer, a, 0):
         await puts(buffer, a, ticket)
     await starts(buffer, small, Weights(1, 0))
-    states = [row.state for row in await buffer.rows()]
+    states = [row.state for row in (await buffer.snapshot())[1]]
     assert states == [State.HELD] * 4 + [State.RETURNED] * 4
     assert await trains(buffer, 2, 0) == (0, 1)
     assert await trains(buffer, 2, 1) == (2, 3)
