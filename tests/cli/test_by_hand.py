@@ -1,0 +1,127 @@
+"""A store, a learner and a collector, each started by hand: the same run as `asyncrl run`, in either order."""
+
+import itertools
+import json
+import queue
+import signal
+import socket
+import threading
+from pathlib import Path
+
+import pytest
+
+RUN_S = 150
+STEPS = 6
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+def lines_of(stream) -> "queue.Queue[str]":
+    """What a process says, line by line, so that a test can wait for a line with a limit."""
+    lines: queue.Queue[str] = queue.Queue()
+
+    def read() -> None:
+        for line in stream:
+            lines.put(line)
+
+    threading.Thread(target=read, daemon=True).start()
+    return lines
+
+
+def metrics(folder: Path) -> list[dict]:
+    found = next((folder / "runs").glob("*/metrics.jsonl"))
+    return [json.loads(line) for line in found.read_text().splitlines()]
+
+
+def ordered(begin, port: int):
+    url = f"redis://127.0.0.1:{port}/0"
+    return {
+        "store": lambda: begin("buffer", "serve", "--listen", f"127.0.0.1:{port}"),
+        "learner": lambda: begin("learner", "--buffer", url, "--set", f"run.max_steps={STEPS}"),
+        "collector": lambda: begin("collector", "--buffer", url, "--run", "tiny-reverse", "--wait", "2m"),
+    }
+
+
+def test_a_served_store_says_where_it_is_and_ends_well(begin, tmp_path):
+    store = begin("buffer", "serve", "--listen", f"127.0.0.1:{free_port()}", "--password-env", "SECRET", SECRET="s3")
+    said = lines_of(store.stdout).get(timeout=30)
+    assert said.startswith("store redis://:***@127.0.0.1:")
+    store.send_signal(signal.SIGTERM)
+    assert store.wait(timeout=20) == 0
+    assert (tmp_path / "store" / "store" / "appendonlydir").is_dir()
+
+
+@pytest.mark.faults
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("order", [["store", "learner", "collector"], ["collector", "store", "learner"]])
+def test_started_by_hand_in_either_order_it_is_the_same_run(begin, tmp_path, order):
+    how = ordered(begin, free_port())
+    processes = {}
+    for role in order:
+        processes[role] = how[role]()
+        if role == "store":  # a learner, unlike a collector, wants its store to be there
+            assert lines_of(processes[role].stdout).get(timeout=30).startswith("store ")
+    out, err = processes["learner"].communicate(timeout=RUN_S)
+    assert processes["learner"].returncode == 0, err
+    assert f"step {STEPS}/{STEPS}" in out
+    assert "success" in out
+    _, err = processes["collector"].communicate(timeout=60)
+    assert processes["collector"].returncode == 0, err
+    assert "the run has ended" in err
+    assert "waiting for" in err if order[0] == "collector" else True
+    steps = [record["step"] for record in metrics(tmp_path) if "event" not in record]
+    assert steps == list(range(1, STEPS + 1))
+
+
+@pytest.mark.faults
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_a_second_collector_takes_over_from_one_that_was_killed(begin, tmp_path):
+    how = ordered(begin, free_port())
+    store = how["store"]()
+    assert lines_of(store.stdout).get(timeout=30).startswith("store ")
+    learner, first = how["learner"](), how["collector"]()
+    said = lines_of(learner.stdout)
+    for line in iter(lambda: said.get(timeout=RUN_S), ""):
+        if line.startswith("step 2/"):
+            break
+    first.send_signal(signal.SIGKILL)
+    second = how["collector"]()
+    assert learner.wait(timeout=RUN_S) == 0
+    assert second.wait(timeout=60) == 0
+    steps = [record["step"] for record in metrics(tmp_path) if "event" not in record]
+    assert steps == list(range(1, STEPS + 1))
+    served = set(itertools.chain.from_iterable(r.get("collectors", {}) for r in metrics(tmp_path)))
+    assert len(served) == 2
+
+
+@pytest.mark.faults
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_a_learner_stopped_by_hand_goes_on_and_a_second_one_is_refused(begin, cli, tmp_path):
+    port = free_port()
+    how = ordered(begin, port)
+    store = how["store"]()
+    assert lines_of(store.stdout).get(timeout=30).startswith("store ")
+    learner, collector = how["learner"](), how["collector"]()
+    said = lines_of(learner.stdout)
+    for line in iter(lambda: said.get(timeout=RUN_S), ""):
+        if line.startswith("step 2/"):
+            break
+    url = f"redis://127.0.0.1:{port}/0"
+    again = cli("learner", "--buffer", url, "--set", f"run.max_steps={STEPS}")
+    assert again.returncode == 2
+    assert "in use in this store" in again.stderr
+    assert "--resume" in again.stderr
+    learner.send_signal(signal.SIGTERM)
+    assert learner.wait(timeout=60) == 143
+    resumed = cli("learner", "--resume", "--buffer", url, timeout=RUN_S)
+    assert resumed.returncode == 0, resumed.stderr
+    assert collector.wait(timeout=60) == 0, "it served both learners"
+    steps = [record["step"] for record in metrics(tmp_path) if "event" not in record]
+    assert steps == list(range(1, STEPS + 1))
