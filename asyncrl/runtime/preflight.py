@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+from urllib.parse import urlsplit
+
 from asyncrl.buffers.store import Store, open_store
 from asyncrl.config.identity import identity_differences
 from asyncrl.config.recipe import CustomTask, Recipe, to_builtins
@@ -10,6 +13,7 @@ from asyncrl.runtime.task_check import check_custom
 from asyncrl.tasks.build import build_task
 
 EMBEDDED = "embedded"
+CONNECT_S = 5.0
 
 
 class RunInUse(Exception):
@@ -53,3 +57,18 @@ async def refuse_in_use(store: Store, recipe: Recipe) -> None:
             f"run.name {name!r} is in use in this store: a learner has brought it to version {stats.version}\n"
             "Continue it with --resume, or give another name (--set run.name=...)."
         )
+
+
+async def is_listening(url: str) -> bool:
+    """Whether there is a server at all. What is wrong with one that is there will not change by waiting."""
+    parts = urlsplit(url)
+    try:
+        async with asyncio.timeout(CONNECT_S):
+            if parts.scheme == "unix":
+                _, writer = await asyncio.open_unix_connection(parts.path)
+            else:
+                _, writer = await asyncio.open_connection(parts.hostname or "localhost", parts.port or 6379)
+    except (OSError, TimeoutError):
+        return False
+    writer.close()
+    return True

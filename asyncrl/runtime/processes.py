@@ -15,7 +15,6 @@ import time
 import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 
 from asyncrl.buffers.base import Member
 from asyncrl.buffers.remote import RedisBuffer
@@ -28,7 +27,7 @@ from asyncrl.config.secrets import masked
 from asyncrl.data.jsonl import DataError
 from asyncrl.learners.limits import limits_of
 from asyncrl.runtime import models
-from asyncrl.runtime.preflight import refuse_in_use
+from asyncrl.runtime.preflight import is_listening, refuse_in_use
 from asyncrl.runtime.tail import JsonLines
 from asyncrl.tasks.base import TaskError
 from asyncrl.telemetry.console import RunConsole
@@ -42,7 +41,6 @@ LOOK_AGAIN_S = 1.0
 """How often a collector looks for its run; nothing in a store can wake who waits for a run that does not exist."""
 
 SAY_AGAIN_S = 5.0
-CONNECT_S = 5.0
 SHOW_S = 0.5
 
 
@@ -168,7 +166,7 @@ async def _wait_for_run(url: str, run: str, wait_s: float, stop: asyncio.Event) 
     said = -SAY_AGAIN_S
     store: Store | None = None
     while not stop.is_set():
-        if store is None and await _is_listening(url):
+        if store is None and await is_listening(url):
             store = await open_store(url)
         if store is None:
             missing = f"a store at {masked(url)}: nothing listens there"
@@ -191,21 +189,6 @@ async def _wait_for_run(url: str, run: str, wait_s: float, stop: asyncio.Event) 
     if store is not None:
         await store.close()
     return None
-
-
-async def _is_listening(url: str) -> bool:
-    """Whether there is a server at all. What is wrong with one that is there will not change by waiting."""
-    parts = urlsplit(url)
-    try:
-        async with asyncio.timeout(CONNECT_S):
-            if parts.scheme == "unix":
-                _, writer = await asyncio.open_unix_connection(parts.path)
-            else:
-                _, writer = await asyncio.open_connection(parts.hostname or "localhost", parts.port or 6379)
-    except (OSError, TimeoutError):
-        return False
-    writer.close()
-    return True
 
 
 async def _work(work: Awaitable[None], what: str, *, bad_input: tuple[type[Exception], ...]) -> None:

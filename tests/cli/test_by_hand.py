@@ -81,8 +81,9 @@ def test_started_by_hand_in_either_order_it_is_the_same_run(begin, tmp_path, ord
 @pytest.mark.faults
 @pytest.mark.slow
 @pytest.mark.timeout(240)
-def test_a_second_collector_takes_over_from_one_that_was_killed(begin, tmp_path):
-    how = ordered(begin, free_port())
+def test_a_second_collector_takes_over_from_one_that_was_killed_and_the_audit_is_clean(begin, cli, tmp_path):
+    port = free_port()
+    how = ordered(begin, port)
     store = how["store"]()
     assert lines_of(store.stdout).get(timeout=30).startswith("store ")
     learner, first = how["learner"](), how["collector"]()
@@ -98,6 +99,18 @@ def test_a_second_collector_takes_over_from_one_that_was_killed(begin, tmp_path)
     assert steps == list(range(1, STEPS + 1))
     served = set(itertools.chain.from_iterable(r.get("collectors", {}) for r in metrics(tmp_path)))
     assert len(served) == 2
+
+    url = f"redis://127.0.0.1:{port}/0"
+    audited = cli("buffer", "audit", "tiny-reverse", "--buffer", url)
+    assert audited.returncode == 0, audited.stdout + audited.stderr
+    assert audited.stdout.endswith("clean\n")
+    assert f"archive: {STEPS} steps" in audited.stdout
+    assert cli("buffer", "audit", "no-such-run", "--buffer", url).returncode == 2
+
+    next((tmp_path / "runs").glob("*/archive/step-*-000003.parquet")).unlink()
+    damaged = cli("buffer", "audit", "tiny-reverse", "--buffer", url)
+    assert damaged.returncode == 1, "with a part of the archive gone the audit must not be clean"
+    assert "PROBLEM" in damaged.stdout
 
 
 @pytest.mark.faults

@@ -71,7 +71,7 @@ def test_no_process_survives_a_supervisor_that_is_killed(begin, is_alive, eventu
     ]
 
 
-def test_a_collector_that_is_killed_is_started_again_and_the_run_ends_well(begin, is_alive, eventually):
+def test_a_collector_that_is_killed_is_started_again_and_the_run_ends_well(begin, start, is_alive, eventually):
     run = begin(max_steps=30)
     killed = run.child("collector")
     verifiers = [process.pid for process in killed.children(recursive=True)]
@@ -81,6 +81,12 @@ def test_a_collector_that_is_killed_is_started_again_and_the_run_ends_well(begin
     assert run.process.returncode == 0, out + err
     assert run.steps() == list(range(1, 31))
     assert "collector-0 ended with code -9; starting it again in 1 s (1 of 5)" in out
+
+    # The store of an ended run is started again for as long as the audit takes.
+    audit = start("-m", "asyncrl.cli.main", "buffer", "audit", cwd=run.working)
+    out, err = audit.communicate(timeout=END_S)
+    assert audit.returncode == 0, out + err
+    assert "archive: 30 steps" in out
 
 
 def test_the_learners_death_ends_the_run_with_the_end_of_its_log(begin, is_alive, eventually):
