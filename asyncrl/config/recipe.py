@@ -80,7 +80,7 @@ class Buffer(Section, frozen=True, kw_only=True):
 
 class TransformersEngine(Section, frozen=True, kw_only=True):
     type: Literal["transformers"] = "transformers"
-    slots: Positive | None = None  # requests that decode at once; left out: as many as admission can fill, at most 256
+    slots: Positive | None = None  # requests an engine decodes at once; left out: as many as admission can fill
 
 
 class SimulatedEngine(Section, frozen=True, kw_only=True):
