@@ -188,6 +188,7 @@ def test_weights_that_are_not_finite_end_requests_with_an_error_and_leave_no_tra
     served = live.activate()
     arrivals = {0: [request("long", range(20))], 2: [request("short", (1, 2))]}
     for id, completion in run(decoder, arrivals, served).items():
+        assert (completion.finish_reason, len(completion.token_ids)) == ("length", 12)
         prompt = range(20) if id == "long" else (1, 2)
         np.testing.assert_allclose(completion.logprobs, full_forward(good, prompt, completion), atol=1e-5)
 
