@@ -188,6 +188,7 @@ def pack_attention(model: PreTrainedModel) -> str | None:
         try:
             model.set_attn_implementation(PACKED)
             if model.config._attn_implementation != PACKED:
+                model.set_attn_implementation(before)  # of parts, where only some could take it
                 return "its attention cannot be replaced"
             found = token_logprobs(model, token_ids, cu_seqlens)
         except (TypeError, ValueError, RuntimeError) as error:

@@ -20,9 +20,7 @@ class ModelError(RuntimeError):
     """The model cannot be loaded; one to three lines that name the value and the fix."""
 
 
-def load_model(
-    path: str | Path, dtype: str, attn: str, *, trust_remote_code: bool = False, revision: str | None = None
-) -> PreTrainedModel:
+def load_model(path: str | Path, dtype: str, attn: str, *, trust_remote_code: bool = False) -> PreTrainedModel:
     """A causal language model ready for `token_logprobs`, from a folder or a Hugging Face id.
 
     dtype: "float32" or "bfloat16", what products are computed in; parameters are float32 in either case, since an
@@ -34,7 +32,6 @@ def load_model(
     Raises ModelError.
     """
     name = str(path)
-    arguments: dict[str, Any] = {"trust_remote_code": trust_remote_code, "revision": revision}
     looks_local = isinstance(path, Path) or name.startswith((".", "/", "~"))
     if looks_local:
         folder = Path(path).expanduser()
@@ -45,7 +42,7 @@ def load_model(
             )
         name = str(folder)
     try:
-        config = AutoConfig.from_pretrained(name, **arguments)
+        config = AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
     except (OSError, ValueError) as error:
         raise ModelError(f"model.path: cannot read the configuration of {name}: {_first_line(error)}") from error
     if type(config) not in AutoModelForCausalLM._model_mapping and "AutoModelForCausalLM" not in (
@@ -54,7 +51,10 @@ def load_model(
         raise ModelError(f"model.path: {name} is a {config.model_type} model, not a causal language model")
     try:
         model = AutoModelForCausalLM.from_pretrained(
-            name, dtype=torch.float32, attn_implementation=None if attn == "auto" else attn, **arguments
+            name,
+            dtype=torch.float32,
+            attn_implementation=None if attn == "auto" else attn,
+            trust_remote_code=trust_remote_code,
         )
     except (OSError, ValueError, ImportError) as error:
         raise ModelError(f"model.path: cannot load {name} with attention {attn!r}: {_first_line(error)}") from error
@@ -67,15 +67,20 @@ def load_model(
     return model
 
 
-def load_tokenizer(path: str | Path, *, trust_remote_code: bool = False, revision: str | None = None) -> Any:
+def load_tokenizer(path: str | Path, *, trust_remote_code: bool = False) -> Any:
     """The tokenizer that belongs to the model; ModelError where there is none."""
     try:
-        return AutoTokenizer.from_pretrained(str(path), trust_remote_code=trust_remote_code, revision=revision)
+        tokenizer = AutoTokenizer.from_pretrained(str(path), trust_remote_code=trust_remote_code)
+        # transformers makes an empty tokenizer of the model's family where there are no files.
+        missing = "" if len(tokenizer) > len(tokenizer.all_special_tokens) else "no vocabulary was found"
     except (OSError, ValueError, KeyError, AttributeError) as error:
+        missing = _first_line(error)
+    if missing:
         raise ModelError(
-            f"model.path: {path} has no tokenizer that transformers can load: {_first_line(error)}\n"
+            f"model.path: {path} has no tokenizer that transformers can load: {missing}\n"
             f"Save one beside the weights (tokenizer.save_pretrained); looked for {', '.join(TOKENIZER_FILES)}."
-        ) from error
+        )
+    return tokenizer
 
 
 def longest_sequence(path: str | Path, *, limit: int | None, trust_remote_code: bool) -> int:

@@ -64,48 +64,54 @@ async def learn(
     resume: the folder of checkpoints to go on from, None to start from `model_path`. `stop`: set to end after the
     current step, with a checkpoint. Writes metrics.jsonl, archive/, checkpoints/, eval/ and summary.json in `run_dir`.
 
-    Raises Fenced (a newer learner took over: nothing more is written), ModelError, CheckpointError, LearnerError (no
-    progress, nothing to resume from), TooManySkipped, BoundBroken; the buffer is told why, so that collectors end.
+    Raises ModelError, LearnerError, BufferError before the new lineage is open; then Fenced (a newer learner took over:
+    nothing more is written) or, once collectors are told that the run has failed, CheckpointError, LearnerError (no
+    progress), TooManySkipped, BoundBroken, WeightsError.
     """
     metrics = MetricsWriter(run_dir / "metrics.jsonl")
     evaluations = Evaluations(buffer, run_dir / "eval", metrics, prompts=recipe.eval.prompts)
     transport = publisher(recipe.weights, recipe.run.name)
     try:
         learner = await _begin(recipe, buffer, run_dir, model_path, resume, metrics, transport)
-        await learner.publish()
-        if recipe.eval.at_start and not stored_evaluations(run_dir / "eval"):
-            await evaluations.request(learner.weights)
-
-        ended = learner.version >= recipe.run.max_steps
-        while not ended and not stop.is_set():
-            lease = await learner.next_batch(stop)
-            if lease is None:
-                break
-            ended = not lease.ordinals or await learner.step(lease)
-
-        if ended:
-            await learner.publish()
-            alive = any(member.alive for member in (await buffer.stats()).members)
-            if recipe.eval.at_end and not alive:
-                log.warning("no final evaluation: no collector is left to run it")
-            if recipe.eval.at_end and alive:
-                await evaluations.wait(recipe.weights.deadline_s, stop)  # that of the start, if it is still open
-                await evaluations.request(learner.weights)
-            await learner.checkpoint()
-            await evaluations.wait(recipe.weights.deadline_s + EVALUATION_S, stop)
-            await buffer.finish()
-        else:
-            await learner.checkpoint()
-        await learner.summarise(stopped=not ended)
-    except Fenced:
-        raise
-    except Exception as error:
-        await _finish_with(buffer, error)
-        raise
+        try:
+            await _train(learner, evaluations, stop)
+        except Fenced:
+            raise
+        except Exception as error:
+            await _finish_with(buffer, error)
+            raise
     finally:
         await evaluations.cancel()
         transport.close()
         metrics.close()
+
+
+async def _train(learner: _Learner, evaluations: Evaluations, stop: asyncio.Event) -> None:
+    """From the first publication to the summary."""
+    recipe, buffer = learner.recipe, learner.buffer
+    await learner.publish()
+    if recipe.eval.at_start and not await asyncio.to_thread(stored_evaluations, learner.run_dir / "eval"):
+        await evaluations.request(learner.weights)
+
+    ended = learner.version >= recipe.run.max_steps
+    while not ended and not stop.is_set():
+        lease = await learner.next_batch(stop)
+        if lease is None:
+            break
+        ended = not lease.ordinals or await learner.step(lease)
+
+    if not ended:
+        await learner.checkpoint()
+        await learner.summarise(stopped=True)
+        return
+    await learner.publish()
+    if recipe.eval.at_end and await learner.anyone_alive():
+        await evaluations.wait(recipe.weights.deadline_s, stop)  # that of the start, if it is still open
+        await evaluations.request(learner.weights)
+    await learner.checkpoint()
+    await evaluations.wait(recipe.weights.deadline_s + EVALUATION_S, stop)
+    await buffer.finish()
+    await learner.summarise(stopped=False)
 
 
 async def _begin(
@@ -227,6 +233,13 @@ class _Learner:
     def weights(self) -> Weights:
         return Weights(self.lineage, self.version)
 
+    async def anyone_alive(self) -> bool:
+        """Whether a collector is left that could run the final evaluation; says so if not."""
+        alive = any(member.alive for member in (await self.buffer.stats()).members)
+        if not alive:
+            log.warning("no final evaluation: no collector is left to run it")
+        return alive
+
     async def next_batch(self, stop: asyncio.Event) -> Lease | None:
         """The batch of the next step, however long it takes; None when `stop` is set. Raises LearnerError when no step
         was made for `run.no_progress_s`, naming what is missing."""
@@ -250,7 +263,7 @@ class _Learner:
         leased_at = time.monotonic()
         wait_s = leased_at - self.last_step
         payloads = await self.buffer.payloads(lease)
-        record, update = await asyncio.to_thread(self._train, lease, payloads)
+        record, update = await asyncio.to_thread(self._compute, lease, payloads)
         train_s = time.monotonic() - leased_at
         commit = await self.buffer.commit(self.lineage, lease.step, skipped=bool(update.skipped))
         self.version = commit.version
@@ -273,7 +286,7 @@ class _Learner:
         self.optimizer.check_progress(update)
         return ended
 
-    def _train(self, lease: Lease, payloads: list[bytes]) -> tuple[dict[str, Any], Update]:
+    def _compute(self, lease: Lease, payloads: list[bytes]) -> tuple[dict[str, Any], Update]:
         """From payloads to changed weights and an archive part; runs in a thread, so that the loop lives."""
         batches = [decode(payload) for payload in payloads]
         for groups in batches:

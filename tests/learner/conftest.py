@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -16,6 +19,7 @@ from asyncrl.staleness import Weights
 
 torch.set_num_threads(1)
 VOCABULARY = 24
+INITIAL = Weights(1, 0)
 
 
 @pytest.fixture(scope="session")
@@ -65,7 +69,7 @@ def row(
     logprobs: list[float],
     *,
     reward: float,
-    weights: Weights = Weights(1, 0),
+    weights: Weights = INITIAL,
     member: int = 0,
     failure: str = "",
     finish: str = "stop",
@@ -117,3 +121,25 @@ def make_group() -> Callable[..., Group]:
 @pytest.fixture(scope="session")
 def draw() -> Callable[..., tuple[list[int], list[float]]]:
     return sample
+
+
+@pytest.fixture(scope="session")
+def scripted() -> ModuleType:
+    """The module `scripted_collector`, which importlib mode does not put on the path."""
+    return _load("scripted_collector")
+
+
+@pytest.fixture(scope="session")
+def reference() -> ModuleType:
+    """The module `reference_step`."""
+    return _load("reference_step")
+
+
+def _load(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module

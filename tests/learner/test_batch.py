@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
@@ -21,7 +22,7 @@ def test_split_rows_takes_each_row_once_in_order_and_keeps_the_budget(lengths: l
     assert all(portions)
     for portion in portions:
         assert len(portion) == 1 or sum(lengths[row] for row in portion) <= budget
-    for first, second in zip(portions, portions[1:], strict=False):  # no portion could have taken the next row too
+    for first, second in itertools.pairwise(portions):  # no portion could have taken the next row too
         assert sum(lengths[row] for row in first) + lengths[second[0]] > budget
 
 

@@ -76,10 +76,7 @@ def test_expected_gradient_is_the_policy_gradient_by_exact_enumeration(behaviour
     old = first.detach() if behaviour_is_current else first.detach() + 0.3 * torch.randn(3, dtype=torch.float64)
 
     p_first, p_second = torch.softmax(first, 0), torch.softmax(second, 1)
-    if steps == 2:
-        value = (p_first[:, None] * p_second * rewards).sum()
-    else:
-        value = (p_first * rewards[:, 0]).sum()
+    value = (p_first[:, None] * p_second * rewards).sum() if steps == 2 else (p_first * rewards[:, 0]).sum()
     wanted = torch.autograd.grad(value, tables, allow_unused=True)
 
     found = [torch.zeros_like(table) for table in tables]
@@ -134,7 +131,9 @@ def test_the_gradient_does_not_depend_on_how_the_batch_is_split(model_path: Path
     def gradient(max_tokens: int) -> tuple[int, torch.Tensor]:
         model.zero_grad()
         seen = accumulate(model, batch, worth, objective=Objective(), temperature=1.0, max_tokens=max_tokens)
-        return seen.tokens, torch.cat([p.grad.flatten() / seen.tokens for p in model.parameters() if p.grad is not None])
+        return seen.tokens, torch.cat(
+            [p.grad.flatten() / seen.tokens for p in model.parameters() if p.grad is not None]
+        )
 
     tokens, whole = gradient(10**6)
     assert whole.abs().max() > 1e-3

@@ -1,0 +1,83 @@
+"""Metrics of a step against numbers by hand."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+from asyncrl.learners.advantages import advantages
+from asyncrl.learners.batch import make_batch
+from asyncrl.learners.diagnostics import effective_sample_size, step_metrics
+from asyncrl.learners.step import Seen
+from asyncrl.schema import pack, to_batch
+from asyncrl.staleness import Weights
+
+
+def metrics(make_row, make_group, ratios: dict[int, float]) -> dict:
+    """Two groups at step 3: one of version 3 (rewards 1 and 0), one of version 2 (unscored, alone)."""
+    rows = [
+        [
+            make_row([1], [2, 3], [-1.0, -1.0], reward=1.0, weights=Weights(1, 3)),
+            make_row([1], [4], [-2.0], reward=0.0, weights=Weights(1, 3), member=1, finish="length"),
+        ],
+        [
+            make_row([1], [5, 6], [-1.0, -1.0], reward=0.5, weights=Weights(1, 2)),
+            make_row([1], [7], [-1.0], reward=math.nan, weights=Weights(1, 2), member=1, failure="verifier_timeout"),
+        ],
+    ]
+    packed = pack([to_batch(make_group(r, ticket=n)) for n, r in enumerate(rows)])
+    batch = make_batch(packed, version=3, max_age=1)
+    log_ratio = np.zeros(len(batch.token_ids))
+    for age, ratio in ratios.items():
+        log_ratio[batch.ages.numpy() == age] = math.log(ratio)
+    included = batch.trained.numpy()
+    seen = Seen(
+        loss=0.25,
+        included=included,
+        logprobs=np.where(included, batch.behaviour.numpy() + log_ratio, 0).astype(np.float32),
+        ratio=np.where(included, np.exp(log_ratio), 0).astype(np.float32),
+        clipped=included & (np.exp(log_ratio) > 1.28),
+        nonfinite=0,
+    )
+    return step_metrics(packed, batch, advantages(batch.rewards, batch.groups, "group-mean"), seen)
+
+
+def test_metrics_by_hand(make_row, make_group) -> None:
+    found = metrics(make_row, make_group, {0: 1.0, 1: 2.0})
+    assert found["reward/mean"] == 0.5
+    assert found["reward_part/exact"] == 0.5
+    assert (found["unscored"], found["failures"]) == (1, {"verifier_timeout": 1})
+    assert (found["length/mean"], found["length/max"], found["truncated"]) == (1.5, 2, 0.25)
+    assert found["pass_rate"] == [0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 1]
+    assert (found["groups"], found["zero_variance"], found["tokens"]) == (2, 0.5, 5)
+    assert found["age/tokens"] == {"0": 3, "1": 2}
+    assert (found["age/mean"], found["age/max"]) == (0.4, 1)
+    assert found["ratio/mean"] == pytest.approx(7 / 5)
+    assert found["ess"] == pytest.approx(7**2 / (5 * 11))
+    assert found["kl"] == pytest.approx(-2 * math.log(2) / 5)
+    assert found["by_age"]["0"] == {"tokens": 3, "ratio_mean": 1.0, "ess": 1.0, "kl": 0.0, "clip_fraction": 0.0}
+    assert found["by_age"]["1"]["ratio_mean"] == pytest.approx(2)
+    assert found["by_age"]["1"]["clip_fraction"] == 1.0
+    assert found["mismatch/age0"] == 0.0
+    json.dumps(found, allow_nan=False)
+
+
+def test_a_batch_in_which_nothing_is_scored_has_no_averages_and_no_nan(make_row, make_group) -> None:
+    rows = [make_row([1], [2], [-1.0], reward=math.nan, member=m, failure="verifier_raised") for m in range(2)]
+    packed = pack([to_batch(make_group(rows))])
+    batch = make_batch(packed, version=0, max_age=0)
+    empty = np.zeros(len(batch.token_ids))
+    seen = Seen(0.0, empty.astype(bool), empty.astype(np.float32), empty.astype(np.float32), empty.astype(bool), 0)
+    found = step_metrics(packed, batch, advantages(batch.rewards, batch.groups, "group-mean-std"), seen)
+    assert (found["reward/mean"], found["ess"], found["age/max"], found["mismatch/age0"]) == (None,) * 4
+    assert (found["zero_variance"], found["tokens"], found["failures"]) == (1.0, 0, {"verifier_raised": 2})
+    json.dumps(found, allow_nan=False)
+
+
+def test_effective_sample_size_is_one_for_equal_weights_and_one_in_n_for_a_single_one() -> None:
+    assert effective_sample_size(np.full(10, 3.0)) == pytest.approx(1)
+    assert effective_sample_size(np.array([5.0] + [0.0] * 9)) == pytest.approx(0.1)
+    assert effective_sample_size(np.array([])) is None
