@@ -1,4 +1,4 @@
-"""What a step tells about itself. Pure NumPy over what the step saw; names as in `docs/learner.md`.
+"""What a step tells about itself. Pure NumPy over what the step saw; names as in `docs/metrics.md`.
 
 Everything is measured with the weights the step started from, before its update, over the tokens it trained. None
 stands where there is nothing to average: NaN is not JSON.
