@@ -80,10 +80,10 @@ class SlotCache(Cache):
             return
         rows, width = self.rows, self.width
         end = max(left, width)
-        wanted = end + right + max(_SPARE_COLUMNS, end // 2)
+        capacity = max(self.capacity, end + right + max(_SPARE_COLUMNS, end // 2))
         for layer in self.slot_layers:
-            layer.relocate(rows, width, self.end, end, wanted if wanted > self.capacity else self.capacity)
-        self.end, self.capacity = end, max(wanted, self.capacity)
+            layer.relocate(rows, width, self.end, end, capacity)
+        self.end, self.capacity = end, capacity
 
     def inputs(self) -> tuple[torch.Tensor, torch.Tensor]:
         """(attention mask bool [rows, width + 1], positions int64 [rows, 1]) of the next decode step."""
