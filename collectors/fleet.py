@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Protocol
 
+from asyncrl.collectors.concurrency import all_or_nothing
 from asyncrl.collectors.engines.base import Engine, EngineError
 from asyncrl.config.derived import derive
 from asyncrl.config.recipe import Recipe, SimulatedEngine
@@ -20,8 +21,6 @@ logger = logging.getLogger(__name__)
 
 MOST_RESTARTS = 5  # in a row, without one finished request between: then the process ends and says why
 FIRST_BACKOFF_S, MOST_BACKOFF_S = 1.0, 30.0
-
-T = TypeVar("T")
 
 
 class CollectorError(RuntimeError):
@@ -193,14 +192,3 @@ def engine_makers(recipe: Recipe, name: str, model_path: Path | None) -> list[Ca
         )
 
     return [partial(make, index) for index in range(count)]
-
-
-async def all_or_nothing(calls: Iterable[Awaitable[T]]) -> list[T]:
-    """Results in order. The first exception cancels the other calls, waits until they ended, and is raised."""
-    tasks = [asyncio.ensure_future(call) for call in calls]
-    try:
-        return await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)

@@ -32,9 +32,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from asyncrl.buffers.base import Beat, Buffer, BufferError, FailKind, Member, Ticket, UnknownMember
+from asyncrl.collectors.concurrency import all_or_nothing, end_all
 from asyncrl.collectors.engines.base import Completion, Engine, EngineError, Request
 from asyncrl.collectors.evaluation.heldout import Evaluation, evaluate
-from asyncrl.collectors.fleet import CollectorError, Fleet, Host, all_or_nothing, engine_makers
+from asyncrl.collectors.fleet import CollectorError, Fleet, Host, engine_makers
 from asyncrl.collectors.patience import patiently
 from asyncrl.collectors.rollout import (
     Prompt,
@@ -123,14 +124,7 @@ async def _stopped(stop: asyncio.Event, work: Coroutine[Any, Any, Any]) -> bool:
             running.result()
         return not running.done()
     finally:
-        await _end({running, stopping})
-
-
-async def _end(tasks: set[asyncio.Task[Any]] | set[asyncio.Future[Any]]) -> None:
-    """Cancel tasks and wait until they ended; what they raise is of no interest any more."""
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+        await end_all({running, stopping})
 
 
 class TicketEnded(Exception):
@@ -226,7 +220,7 @@ class Session:
             for group in groups:
                 group.ended = TicketEnded(None, "left")
             work = {group.task for group in groups if group.task is not None}
-            await _end({*loops, *work, *({self.evaluation} if self.evaluation else ()), self.wrong})
+            await end_all({*loops, *work, *({self.evaluation} if self.evaluation else ()), self.wrong})
             for group in groups:
                 self.fleet.release(group.host, (request.id for request in group.requests))
             self.updates.close()

@@ -14,8 +14,9 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from asyncrl.collectors.concurrency import all_or_nothing
 from asyncrl.collectors.engines.base import Completion, Request, Sampling, request_seed
-from asyncrl.collectors.fleet import CollectorError, all_or_nothing
+from asyncrl.collectors.fleet import CollectorError
 from asyncrl.collectors.rollout import Prompt, PromptError, Prompts
 from asyncrl.collectors.scoring import Scorer, scored
 from asyncrl.staleness import Weights

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from asyncrl.buffers.base import Ticket
+from asyncrl.collectors.concurrency import all_or_nothing, end_all
 from asyncrl.collectors.engines.base import Completion, Sampling, Span
-from asyncrl.collectors.fleet import all_or_nothing
 from asyncrl.collectors.rollout import Prompt, SimulatedPrompts, TaskPrompts, group_requests
 from asyncrl.collectors.scoring import SimulatedScorer, hand_over, scored, trajectory, unscored_reason
 from asyncrl.learners.tiny_tokenizer import build_tokenizer
@@ -158,6 +158,25 @@ async def test_the_first_failure_ends_the_others_before_it_is_raised():
         await all_or_nothing([waits(), fails(), waits()])
     assert ended == [True, True]
     assert await all_or_nothing([]) == []
+
+
+@pytest.mark.asyncio
+async def test_a_task_that_swallows_a_cancellation_is_cancelled_again():
+    swallowed = []
+
+    async def swallows():
+        try:
+            await asyncio.sleep(30)
+        except asyncio.CancelledError:
+            swallowed.append(True)
+        await asyncio.sleep(30)
+
+    task = asyncio.ensure_future(swallows())
+    await asyncio.sleep(0)
+    async with asyncio.timeout(20):
+        await end_all([task])
+    assert task.cancelled()
+    assert swallowed == [True]
 
 
 def test_a_simulated_collector_needs_neither_torch_nor_transformers():
