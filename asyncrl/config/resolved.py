@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,6 +16,10 @@ from asyncrl.config.recipe import Recipe, to_builtins
 from asyncrl.config.secrets import masked
 from asyncrl.config.yaml_text import number
 
+_PLAIN = re.compile(r"[A-Za-z0-9_./][A-Za-z0-9_ ./:@+*=-]*")
+"""Text that may stand without quotes, if its meaning allows. The emitter would leave more, such as `?0` in a list or a
+line separator of Unicode, which its own parser reads as something else."""
+
 
 class _Representer(RoundTripRepresenter):
     """Numbers the way recipes write them; null spelled out, since an empty value reads like a mistake."""
@@ -23,10 +28,10 @@ class _Representer(RoundTripRepresenter):
 _Representer.add_representer(
     float, lambda representer, value: representer.represent_scalar("tag:yaml.org,2002:float", number(value))
 )
-_Representer.add_representer(  # line separators of Unicode would be read as line ends, hence quoted and escaped
+_Representer.add_representer(
     str,
     lambda representer, value: representer.represent_scalar(
-        "tag:yaml.org,2002:str", value, style=None if value.isprintable() else '"'
+        "tag:yaml.org,2002:str", value, style=None if _PLAIN.fullmatch(value) else '"'
     ),
 )
 _Representer.add_representer(

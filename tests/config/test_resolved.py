@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from asyncrl.config.derived import derive
@@ -78,6 +78,7 @@ def test_an_override_reads_back_what_yaml_writes(path: list[str], value: object)
     assert override_document([f"{'.'.join(path)}={text}"]) == nested(".".join(path), [value])
 
 
+@example({"a": ["?0", "\x85", "- b", "#c", "d: e", "1e-6", "true", "", " f", "*g", "&h", "!i", "%j"]})
 @given(documents)
 def test_dumped_documents_read_back(document: dict[str, object]) -> None:
     assert (parse(dump(document)) or {}) == document
