@@ -81,12 +81,16 @@ class Child:
             os.killpg(self._process.pid, signal.SIGKILL)
         await self.exited
 
-    def last_words(self) -> str:
-        """The end of its log, for the person who asks why."""
-        return "\n".join([f"last lines of {self.log}:", *(f"  {line}" for line in last_lines(self.log, TAIL))])
-
     def complaint(self) -> str:
-        """The message of a process that ended for bad usage: what it printed after its last "Error: "."""
+        """The message it ended with, "" if it said none: what it printed after its last "Error: "."""
         lines = last_lines(self.log, TAIL)
         starts = [n for n, line in enumerate(lines) if line.startswith("Error: ")]
-        return "\n".join(lines[starts[-1] :]).removeprefix("Error: ") if starts else self.last_words()
+        return "\n".join(lines[starts[-1] :]).removeprefix("Error: ") if starts else ""
+
+    def last_words(self) -> str:
+        """For the person who asks why: its message and where its log is; without one, the end of the log."""
+        if complaint := self.complaint():
+            return f"{complaint}\nIts log: {self.log}"
+        ended = "is running" if self.running else f"ended with code {self.exited.result()}"
+        lines = (f"  {line}" for line in last_lines(self.log, TAIL))
+        return "\n".join([f"{self.name} {ended}; the last lines of {self.log}:", *lines])

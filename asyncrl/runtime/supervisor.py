@@ -17,12 +17,13 @@ from typing import Any
 
 import msgspec
 
-from asyncrl.buffers.base import BufferError, Stats
+from asyncrl.buffers.base import BufferError, State, Stats
 from asyncrl.buffers.remote import RedisBuffer
 from asyncrl.buffers.server import EmbeddedServer
 from asyncrl.buffers.store import Store, open_store
 from asyncrl.config.recipe import Recipe, to_builtins
 from asyncrl.runtime.children import Child
+from asyncrl.runtime.models import BUILTIN_TINY
 from asyncrl.runtime.preflight import EMBEDDED
 from asyncrl.runtime.restarts import LIMIT, WINDOW_S, Restarts
 from asyncrl.runtime.tail import JsonLines
@@ -73,6 +74,7 @@ class Supervisor:
             # The URL goes through the environment, not the arguments: it may hold a password, and `ps` shows those.
             environment = {"ASYNCRL_BUFFER": url}
             try:
+                self._console.note(self._beginning())
                 await self._learner.start(environment, stdin=msgspec.json.encode(to_builtins(self._recipe)))
                 await self._collector.start(environment)
                 return await self._watch(url, environment, stop)
@@ -90,6 +92,13 @@ class Supervisor:
             return
         async with EmbeddedServer(self._folder) as self._server:
             yield self._server.url
+
+    def _beginning(self) -> str:
+        """What a person reads while nothing else can be shown yet."""
+        made = (
+            "; the built-in model is made first, once, in about 15 s" if self._recipe.model.path == BUILTIN_TINY else ""
+        )
+        return f"starting learner and collector, which log to {self._folder / 'logs'}{made}"
 
     def _child(self, name: str, *arguments: str) -> Child:
         return Child(name, arguments, log=self._folder / "logs" / f"{name}.log")
@@ -116,7 +125,7 @@ class Supervisor:
 
     async def _next_event(self, stopping: asyncio.Task[bool]) -> None:
         waited: set[asyncio.Task[Any]] = {stopping, self._learner.exited}
-        if self._restart_at is None:
+        if self._restart_at is None and self._collector.running:
             waited.add(self._collector.exited)
         await asyncio.wait(waited, timeout=TICK_S, return_when=asyncio.FIRST_COMPLETED)
 
@@ -142,13 +151,13 @@ class Supervisor:
         code = self._collector.exited.result()
         await self._collector.kill()  # what it left behind of its own children
         if code == USAGE:
-            self.failure = self._collector.complaint()
+            self.failure = self._collector.complaint() or self._collector.last_words()
             return USAGE
         delay = self._restarts.died(now, self._step)
         if delay is None:
             self.failure = (
                 f"{self._collector.name} ended {self._restarts.count} times in {WINDOW_S / 60:.0f} minutes without a "
-                f"step in between, the last time with code {code}\n{self._collector.last_words()}"
+                f"step in between\n{self._collector.last_words()}"
             )
             return 1
         self._console.note(
@@ -167,9 +176,9 @@ class Supervisor:
         if code == 0:
             return 0
         if code == USAGE:
-            self.failure = self._learner.complaint()
+            self.failure = self._learner.complaint() or self._learner.last_words()
             return USAGE
-        self.failure = f"the learner ended with code {code}\n{self._learner.last_words()}"
+        self.failure = self._learner.last_words()
         return 1
 
     async def _stop_all(self) -> int:
@@ -199,4 +208,5 @@ class Supervisor:
                 if self._buffer is not None:
                     self._stats = await self._buffer.stats()
         if self._stats is not None:
-            self._console.on_stats(dataclasses.asdict(self._stats))
+            lost = {reason: n for reason, n in self._stats.reasons.items() if not reason.startswith(State.TRAINED)}
+            self._console.on_stats({**dataclasses.asdict(self._stats), "reasons": lost})
