@@ -18,17 +18,12 @@ if TYPE_CHECKING:
 ALL = "all"
 
 
-@click.command()
+@click.command(epilog="\b\n" + "\n".join(f"{name:<15}{line}" for name, (_, line) in BENCHMARKS.items()))
 @click.argument("name", type=click.Choice([*BENCHMARKS, ALL]))
 @click.option("--json", "file", type=click.Path(path_type=Path, dir_okay=False), help="Write rows and targets to FILE.")
 @click.option("--quick/--full", default=False, help="Fewer and smaller rows, or all of them (the default).")
 def bench(name: str, file: Path | None, quick: bool) -> int:
-    """Run one benchmark, or all; a target that is not met is said, and makes the exit code 1.
-
-    \b
-    first-run      the default run on five seeds: does it learn, how fast
-    sync-vs-async  what asynchrony gains at each age, against the model
-    """
+    """Run one benchmark, or all; a target that is not met is said, and makes the exit code 1."""
     from asyncrl.benchmarks import frame
 
     command = " ".join(["asyncrl", *sys.argv[1:]])

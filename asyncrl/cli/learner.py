@@ -39,13 +39,14 @@ def learner(recipe: str | None, url: str | None, resume: str | None, run_dir: Pa
     """
     from asyncrl.config.loading import recipe_from_document
     from asyncrl.runtime import folder as folders
-    from asyncrl.runtime.preflight import EMBEDDED, check
 
     if run_dir is not None:  # the parent has checked the recipe, and shows how it goes
         assert url is not None, "`asyncrl run` gives the URL in the environment"
         return _learn(recipe_from_document(json.load(sys.stdin)), url, run_dir, resume=resume is not None, show=False)
     previous = folders.find(resume or None) if resume is not None else None
     loaded = recipe_of(recipe, previous, **options)
+    from asyncrl.runtime.preflight import EMBEDDED, check  # after the recipe, whose errors need not wait for it
+
     url = url or loaded.recipe.buffer.url
     if url == EMBEDDED:
         raise click.UsageError(

@@ -28,10 +28,11 @@ def run(recipe: str | None, resume: str | None, dry_run: bool, **options: Any) -
     RECIPE is a path or the name of a packaged recipe; left out: tiny-reverse.
     """
     from asyncrl.runtime import folder as folders
-    from asyncrl.runtime.preflight import EMBEDDED, check
 
     previous = folders.find(resume or None) if resume is not None else None
     loaded = recipe_of(recipe, previous, **options)
+    from asyncrl.runtime.preflight import EMBEDDED, check  # after the recipe, whose errors need not wait for it
+
     url = loaded.recipe.buffer.url
     asyncio.run(check(loaded.recipe, url=None if url == EMBEDDED else url, resume=previous is not None))
     if dry_run:

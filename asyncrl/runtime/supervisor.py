@@ -96,7 +96,9 @@ class Supervisor:
     def _beginning(self) -> str:
         """What a person reads while nothing else can be shown yet."""
         made = (
-            "; the built-in model is made first, once, in about 15 s" if self._recipe.model.path == BUILTIN_TINY else ""
+            "; the built-in model is made first if it is not cached (15 s)"
+            if self._recipe.model.path == BUILTIN_TINY
+            else ""
         )
         return f"starting learner and collector, which log to {self._folder / 'logs'}{made}"
 

@@ -88,6 +88,12 @@ def test_a_collector_that_is_killed_is_started_again_and_the_run_ends_well(begin
     assert audit.returncode == 0, out + err
     assert "archive: 30 steps" in out
 
+    # A run that ended well goes on with more steps.
+    more = start("-m", "asyncrl.cli.main", "run", "--resume", "--set", "run.max_steps=32", cwd=run.working)
+    out, err = more.communicate(timeout=START_S)
+    assert more.returncode == 0, out + err
+    assert run.steps() == list(range(1, 33))
+
 
 def test_the_learners_death_ends_the_run_with_the_end_of_its_log(begin, is_alive, eventually):
     run = begin()
