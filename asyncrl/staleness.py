@@ -37,7 +37,7 @@ def age(step_version: int, token_version: int) -> int:
 
 
 def in_window(lo: int, *, version: int, max_age: int) -> bool:
-    """Whether a group whose oldest trainable token has version `lo` may be trained by the step that starts from `version`.
+    """Whether the step that starts from `version` may train a group whose oldest trainable token has version `lo`.
 
     >>> in_window(4, version=5, max_age=1), in_window(3, version=5, max_age=1)
     (True, False)
@@ -67,7 +67,7 @@ def due_test(owed: Mapping[int, int], *, first_step: int, groups_per_step: int) 
     """Whether everything owed can still be trained in time: for every j >= 0, the uses due at or before step
     `first_step` + j number at most (j + 1) x B.
 
-    owed: due step -> number of live tickets with that due. A ticket due before `first_step` is already lost and fails it.
+    owed: due step -> number of live tickets with that due. One due before `first_step` is already lost and fails it.
 
     >>> due_test({5: 2, 6: 2}, first_step=5, groups_per_step=2)
     True
@@ -111,8 +111,8 @@ def choose_batch(
 ) -> Choice:
     """Which held tickets step `version` trains. Contract, section 4.
 
-    live: issued and held tickets by ascending ordinal. `lookahead` (1 to 2) x B of the oldest are in sight, and any held
-    one that is due now. `guard_dues` (the policy `wait`): the batch stands only if, without it, all else can still be
+    live: issued and held tickets by ascending ordinal. `lookahead` (1 to 2) x B of the oldest are in sight, and any
+    held one that is due now. `guard_dues` (the policy `wait`): the batch stands only if, without it, all else can still be
     trained in time; else the ready tickets with the earliest due are tried, lookahead ignored; else the learner waits.
     `more_to_come`: whether a further ticket can be issued or finished; if not, a short batch is the last one.
 

@@ -1,0 +1,8 @@
+"""Benchmarks: each a module with `measure(quick, say) -> Measured`, loaded when it is run (`asyncrl bench`)."""
+
+BENCHMARKS = {
+    "first-run": ("asyncrl.benchmarks.first_run", "The default run on seeds 0-4: does it learn, how fast."),
+    "honest-ages": ("asyncrl.benchmarks.honest_ages", "Is the age bound a bound, and are the versions true?"),
+    "sync-vs-async": ("asyncrl.benchmarks.sync_vs_async", "What asynchrony gains at each age, against the model."),
+}
+"""name -> (module, one line)."""

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from asyncrl.collectors.concurrency import all_or_nothing
+from asyncrl.buffers.concurrency import all_or_nothing
 from asyncrl.collectors.engines.base import Engine, EngineError
 from asyncrl.config.derived import derive
 from asyncrl.config.recipe import Recipe, SimulatedEngine

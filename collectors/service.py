@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from asyncrl.buffers.base import Beat, Buffer, BufferError, FailKind, Member, Ticket, UnknownMember
-from asyncrl.collectors.concurrency import all_or_nothing, end_all
+from asyncrl.buffers.concurrency import all_or_nothing, end_all
 from asyncrl.collectors.engines.base import Completion, Engine, EngineError, Request
 from asyncrl.collectors.evaluation.heldout import Evaluation, evaluate
 from asyncrl.collectors.fleet import CollectorError, Fleet, Host, engine_makers

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from asyncrl.buffers.base import Buffer
-from asyncrl.collectors.concurrency import all_or_nothing
+from asyncrl.buffers.concurrency import all_or_nothing
 from asyncrl.collectors.engines.base import EngineError, KvMode
 from asyncrl.collectors.fleet import Fleet, Host
 from asyncrl.collectors.patience import patiently

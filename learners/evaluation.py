@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from asyncrl.buffers.base import Buffer
+from asyncrl.buffers.concurrency import end_all
 from asyncrl.staleness import Weights
 from asyncrl.telemetry.metrics import MetricsWriter
 
@@ -61,8 +62,7 @@ class Evaluations:
         if self._waiting is not None:
             if not self._waiting.done():
                 log.warning("no longer waiting for %s: no collector has answered it", self._waiting.get_name())
-            self._waiting.cancel()
-            await asyncio.gather(self._waiting, return_exceptions=True)
+            await end_all([self._waiting])
             self._waiting = None
 
     async def _receive(self, name: str, weights: Weights) -> None:

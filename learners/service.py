@@ -13,7 +13,7 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from asyncrl.buffers.archive import Archive
-from asyncrl.buffers.base import Buffer, BufferError, Fenced, Lease, Limits, Stats
+from asyncrl.buffers.base import Buffer, BufferError, Fenced, Lease, Limits, MemberStats, Stats
 from asyncrl.config.recipe import Recipe
 from asyncrl.learners import checkpoint as checkpoints
 from asyncrl.learners.advantages import advantages
@@ -318,7 +318,7 @@ class _Learner:
             return 0.0
         started = time.monotonic()
         stats = await self.buffer.stats()
-        in_use = {member.serving for member in stats.members if member.alive and member.serving is not None}
+        in_use = in_use_by(stats.members)
         tensors, tied = model_tensors(self.model)
         document = await asyncio.to_thread(
             lambda: self.transport.publish(self.weights, self._as_served(tensors), tied=tied, in_use=in_use)
@@ -400,6 +400,13 @@ class _Learner:
         text = json.dumps(summary, indent=2, ensure_ascii=False, allow_nan=False)
         (self.run_dir / "summary.json").write_text(text + "\n", encoding="utf-8")
         self.metrics.write({"event": "end", "time": time.time(), "version": self.version, "stopped": stopped})
+
+
+def in_use_by(members: Sequence[MemberStats]) -> set[Weights]:
+    """What live collectors serve, and what they said they were staging at their last beat."""
+    alive = [member for member in members if member.alive]
+    staging = [Weights(*name) for member in alive if (name := member.progress.get("staging"))]
+    return {member.serving for member in alive if member.serving is not None} | set(staging)
 
 
 def lost(stats: Stats) -> dict[str, int]:

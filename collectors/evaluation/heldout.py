@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from asyncrl.collectors.concurrency import all_or_nothing
+from asyncrl.buffers.concurrency import all_or_nothing
 from asyncrl.collectors.engines.base import Completion, Request, Sampling, request_seed
 from asyncrl.collectors.fleet import CollectorError
 from asyncrl.collectors.rollout import Prompt, PromptError, Prompts

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from asyncrl.buffers.base import Ticket
-from asyncrl.collectors.concurrency import all_or_nothing, end_all
+from asyncrl.buffers.concurrency import all_or_nothing, end_all
 from asyncrl.collectors.engines.base import Completion, Sampling, Span
 from asyncrl.collectors.rollout import Prompt, SimulatedPrompts, TaskPrompts, group_requests
 from asyncrl.collectors.scoring import SimulatedScorer, hand_over, scored, trajectory, unscored_reason
