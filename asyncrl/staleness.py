@@ -112,7 +112,7 @@ def choose_batch(
     """Which held tickets step `version` trains. Contract, section 4.
 
     live: issued and held tickets by ascending ordinal. `lookahead` (1 to 2) x B of the oldest are in sight, and any
-    held one that is due now. `guard_dues` (the policy `wait`): the batch stands only if, without it, all else can still be
+    held one that is due now. `guard_dues` (the policy `wait`): the batch stands only if, without it, all else can be
     trained in time; else the ready tickets with the earliest due are tried, lookahead ignored; else the learner waits.
     `more_to_come`: whether a further ticket can be issued or finished; if not, a short batch is the last one.
 

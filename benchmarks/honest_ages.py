@@ -198,7 +198,7 @@ def replay(folder: Path, s: Sequence, versions: NDArray[np.int32], kv: Kv) -> ND
         with torch.inference_mode():
             out = model_of(folder, int(version))(
                 input_ids=ids[None, done:position],
-                past_key_values=cache,
+                cache=cache,
                 cache_position=torch.arange(done, position),
                 use_cache=True,
             )
