@@ -166,7 +166,7 @@ def model_of(folder: Path, version: int) -> PreTrainedModel:
     from transformers import AutoModelForCausalLM
     from transformers.utils.logging import disable_progress_bar
 
-    disable_progress_bar()  # one bar a version says nothing
+    disable_progress_bar()  # type: ignore[no-untyped-call]  # one bar a version says nothing
     model: Any = AutoModelForCausalLM.from_pretrained(weights_of(folder, version))
     return model.eval()  # type: ignore[no-any-return]
 
