@@ -22,7 +22,6 @@ import time
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from urllib.parse import quote
 
 import redis.asyncio
 import redis.exceptions
@@ -266,11 +265,6 @@ class EmbeddedServer:
         draft = target.with_suffix(".tmp")
         draft.write_text(json.dumps({"url": self.url, "pid": self.pid}) + "\n")
         draft.replace(target)
-
-
-def with_password(url: str, password: str | None) -> str:
-    """`redis://host:port/0` with the password in it, for a client; unchanged without one."""
-    return url.replace("://", f"://:{quote(password, safe='')}@", 1) if password else url
 
 
 def _escape(text: str) -> str:

@@ -8,7 +8,7 @@ import pytest
 import redis.asyncio
 
 from asyncrl.buffers.base import BufferError
-from asyncrl.buffers.server import EmbeddedServer, is_loopback, url_of, with_password
+from asyncrl.buffers.server import EmbeddedServer, is_loopback, url_of
 
 OWNER = """
 import asyncio, sys
@@ -66,7 +66,7 @@ async def test_a_second_store_in_the_same_folder_is_refused_by_name(tmp_path, mo
 async def test_a_listening_store_wants_its_password_whatever_characters_it_has(tmp_path):
     password = 'pa"ss\\wo rd#@:/ü'
     async with EmbeddedServer(tmp_path, listen=("127.0.0.1", free_port()), password=password) as server:
-        async with redis.asyncio.from_url(with_password(server.url, password)) as client:
+        async with redis.asyncio.from_url(server.url, password=password) as client:
             assert await client.ping()
         async with redis.asyncio.from_url(server.url) as client:
             with pytest.raises(redis.exceptions.AuthenticationError):
