@@ -67,19 +67,18 @@ def train(folder: Path, settings: Mapping[str, Any]) -> Evidence:
 def read(folder: Path, *, wall_s: float) -> Evidence:
     """The evidence in a run folder: rewards, ages and tokens from the archive's rows, times from metrics.jsonl."""
     archive = Archive(folder / "archive")
-    table = archive.table(columns=["reward", "loss_mask", "versions", "trained_version"]).combine_chunks()
+    table = archive.table(columns=["reward", "versions", "trained_version"]).combine_chunks()
     rewards, steps = table["reward"].to_numpy(), table["trained_version"].to_numpy()
-    masks, versions = (table[name].chunk(0) for name in ("loss_mask", "versions"))
-    sampled_by_first = np.array(
-        [not (np.asarray(v)[np.asarray(m) == 1] > 0).any() for m, v in zip(masks, versions, strict=True)]
-    )
+    versions = table["versions"].chunk(0)
+    # -1 where nothing was sampled; no row is empty, each has its prompt
+    newest = np.maximum.reduceat(versions.flatten().to_numpy(), versions.offsets.to_numpy()[:-1])
     trained = archive.trained()
     tokens = sum(trained.tokens_by_age.values())
     records = surviving_steps(read_metrics(folder / "metrics.jsonl"))
     summary = json.loads((folder / "summary.json").read_bytes())
     return Evidence(
         steps=len(np.unique(steps)),
-        reward_start=float(np.nanmean(rewards[sampled_by_first])),
+        reward_start=float(np.nanmean(rewards[newest == 0])),
         reward_end=float(np.nanmean(rewards[steps > steps.max() - WINDOW])),
         age_max=trained.max_age or 0,
         age_mean=sum(age * count for age, count in trained.tokens_by_age.items()) / tokens,

@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+import subprocess
+import sys
+
+import pytest
+
+from asyncrl.benchmarks import BENCHMARKS
+from asyncrl.benchmarks.frame import Result, Target, machine, run
+
+
+@pytest.mark.parametrize(
+    ("value", "better", "met"),
+    [
+        (0.9, "higher", True),
+        (0.89, "higher", False),
+        (0.9, "lower", True),
+        (0.91, "lower", False),
+        (None, "lower", False),
+    ],
+)
+def test_a_target_is_met_at_its_number_and_never_without_one(value: float | None, better: str, met: bool) -> None:
+    assert Target("share", value, 0.9, better).met is met  # type: ignore[arg-type]
+
+
+def test_a_result_is_written_with_everything_needed_to_compare_it() -> None:
+    met, missed = Target("a", 1.0, 0.5, "higher"), Target("b", 1.0, 0.5, "lower")
+    result = Result("x", machine(), {"python": "3"}, "asyncrl bench x", [{"k": 1, "policy": "wait"}], [met, missed])
+    document = json.loads(json.dumps(result.document(), allow_nan=False))
+    assert list(document) == ["name", "machine", "versions", "command", "rows", "targets"]
+    assert document["rows"] == [{"k": 1, "policy": "wait"}]
+    assert document["targets"][1] == {"name": "b", "value": 1.0, "target": 0.5, "better": "lower", "met": False}
+    assert result.missed == [missed]
+    assert document["machine"]["cores"] >= 1
+
+
+@pytest.mark.parametrize("name", BENCHMARKS)
+def test_every_benchmark_has_the_one_function_that_is_called(name: str) -> None:
+    module = importlib.import_module(BENCHMARKS[name][0])
+    assert list(inspect.signature(module.measure).parameters) == ["quick", "say"]
+    assert module.__doc__
+
+
+def test_an_unknown_name_is_not_run() -> None:
+    with pytest.raises(KeyError):
+        run("first-walk", quick=True, command="", say=lambda line: None)
+
+
+def test_the_list_of_benchmarks_loads_nothing_heavy() -> None:
+    code = (
+        "import sys, asyncrl.benchmarks, asyncrl.benchmarks.frame\n"
+        "print([name for name in ('torch', 'transformers') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "[]"
