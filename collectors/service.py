@@ -319,7 +319,7 @@ class Session:
     def _idle_reason(self) -> str:
         if self.fleet.oldest is None:
             return f"no weights to serve ({self.updates.error or 'none were announced; is a learner running?'})"
-        return "no ticket was granted; `asyncrl status` says what the run waits for"
+        return "no ticket was granted; is a learner running?"
 
     async def _weights_changed(self) -> None:
         """The family tree may have grown, or other weights are served: end dead work, tell the store."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 
 import hypothesis
 import pytest
@@ -10,6 +11,9 @@ import pytest
 # Before anything imports torch. Processes that tests start inherit it.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+# A shell that starts the tests in the background has them ignore Ctrl-C, and so would every process that they start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # A loaded machine makes an example slow, not wrong.
 hypothesis.settings.register_profile("asyncrl", deadline=None, print_blob=True)
