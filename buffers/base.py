@@ -218,6 +218,11 @@ class Stats:
     dues: Mapping[int, int]  # due step -> issued and held tickets
     error: str | None  # why the run ended, if it failed
 
+    @property
+    def lost(self) -> dict[str, int]:
+        """Tickets that ended without being trained, by state and reason."""
+        return {reason: n for reason, n in self.reasons.items() if n and not reason.startswith(f"{State.TRAINED}/")}
+
 
 @dataclass(frozen=True, slots=True)
 class TicketRow:

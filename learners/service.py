@@ -375,7 +375,7 @@ class _Learner:
                 "tokens_per_s": record["tokens"] / record["step_s"],
                 "buffer": groups,
                 "buffer_bytes": stats.bytes_held + stats.bytes_reserved + stats.bytes_kept,
-                "lost": lost(stats),
+                "lost": stats.lost,
                 "lost_tokens": dict(stats.lost_tokens),
                 "lost_seconds": dict(stats.lost_seconds),
                 "weights/publish_s": record["publish_s"],
@@ -394,7 +394,7 @@ class _Learner:
             weights=self.weights,
             lineages=self.lineages,
             seconds=seconds,
-            lost=lost(stats),
+            lost=stats.lost,
             stopped=stopped,
         )
         text = json.dumps(summary, indent=2, ensure_ascii=False, allow_nan=False)
@@ -407,8 +407,3 @@ def in_use_by(members: Sequence[MemberStats]) -> set[Weights]:
     alive = [member for member in members if member.alive]
     staging = [Weights(*name) for member in alive if (name := member.progress.get("staging"))]
     return {member.serving for member in alive if member.serving is not None} | set(staging)
-
-
-def lost(stats: Stats) -> dict[str, int]:
-    """Groups that ended without being trained, by state and reason."""
-    return {reason: count for reason, count in stats.reasons.items() if count and not reason.startswith("trained/")}

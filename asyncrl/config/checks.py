@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 from asyncrl.config.derived import derive
 from asyncrl.config.errors import RecipeError, quoted
-from asyncrl.config.recipe import CustomTask, Recipe, ReverseTask, SingleTurnTask
+from asyncrl.config.recipe import BUILTIN_MODELS, CustomTask, Recipe, ReverseTask, SingleTurnTask
 
 URL_SCHEMES = ("redis", "rediss", "unix", "memory")
 
@@ -19,6 +19,7 @@ _CLASS = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 def check(recipe: Recipe) -> None:
     """Raise RecipeError for the first rule this recipe breaks. Touches no file and no network."""
     _check_run(recipe)
+    _check_model(recipe)
     _check_task(recipe)
     _check_buffer(recipe)
     _check_sampling(recipe)
@@ -59,11 +60,16 @@ def _check_run(recipe: Recipe) -> None:
             f"run.name is {quoted(recipe.run.name)}; it names a folder and keys of the store. Use letters, digits, "
             "`.`, `_` and `-`, at most 64, the first a letter or digit"
         )
-    path = recipe.model.path
-    if path.startswith("builtin:") and path != "builtin:tiny":
-        raise RecipeError(f"model.path is {quoted(path)}; the one built-in model is builtin:tiny")
+
+
+def _check_model(recipe: Recipe) -> None:
+    path, lora = recipe.model.path, recipe.model.lora
+    if path.startswith("builtin:") and path not in BUILTIN_MODELS:
+        raise RecipeError(f"model.path is {quoted(path)}; the built-in models are {', '.join(BUILTIN_MODELS)}")
     if not path:
         raise RecipeError("model.path is empty; write builtin:tiny, a folder or a Hugging Face id")
+    if lora is not None and not lora.target_modules:
+        raise RecipeError("model.lora.target_modules is []; write all-linear, or names such as [q_proj, v_proj]")
 
 
 def _check_task(recipe: Recipe) -> None:

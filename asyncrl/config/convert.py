@@ -63,6 +63,8 @@ def _section(struct: type[S], value: Any, path: str) -> S:
 
 def _value(hint: Any, value: Any, key: str) -> Any:
     members = _section_types(hint)
+    if members and value is None and types.NoneType in typing.get_args(hint):
+        return None
     if len(members) > 1:
         return _union(members, value, key)
     if members:

@@ -100,7 +100,6 @@ PLANNED = frozenset(
     {
         "telemetry",
         "run.deterministic",
-        "model.lora",
         *(f"buffer.{name}" for name in ("order", "max_uses", "dynamic_sampling")),
         *(f"collector.{name}" for name in ("devices", "max_turns", "max_concurrent_groups")),
         *(f"collector.sampling.{name}" for name in ("min_p", "seed")),

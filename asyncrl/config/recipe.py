@@ -14,6 +14,9 @@ Positive = Annotated[int, Meta(ge=1)]
 NonNegative = Annotated[int, Meta(ge=0)]
 Seconds = Annotated[float, Meta(gt=0)]
 
+BUILTIN_MODELS = ("builtin:tiny", "builtin:smollm2-135m")
+"""Values of `model.path` that are made on this machine, not found."""
+
 
 class Section(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     """Base of every section: unknown keys fail, values do not change after loading. (`kw_only` is not inherited.)"""
@@ -28,12 +31,21 @@ class Run(Section, frozen=True, kw_only=True):
     no_progress_s: Seconds = 1800.0  # no step for so long ends the run with the name of what it waits for
 
 
+class Lora(Section, frozen=True, kw_only=True):
+    """Low-rank adapters (Hu et al. 2021, arXiv 2106.09685): W + alpha / r x B A, of which only A and B are trained."""
+
+    r: Positive = 16  # rank
+    alpha: Annotated[float, Meta(gt=0)] = 32.0
+    target_modules: Literal["all-linear"] | list[str] = "all-linear"  # names, as in [q_proj, v_proj]; all: but the head
+
+
 class Model(Section, frozen=True, kw_only=True):
-    path: str = "builtin:tiny"  # builtin:tiny (made, warm-started once and cached), a folder, or a Hugging Face id
+    path: str = "builtin:tiny"  # builtin:tiny or builtin:smollm2-135m, a folder, or a Hugging Face id
     revision: str | None = None  # of a Hugging Face id
     dtype: Literal["float32", "bfloat16"] = "float32"  # what is computed and served; the learner keeps float32 masters
     attn_implementation: Literal["auto", "eager", "sdpa", "flash_attention_2"] = "auto"  # auto: transformers picks
     max_length: Positive | None = None  # prompt + completion; left out: the model's own
+    lora: Lora | None = None  # train low-rank adapters; null: all weights
     trust_remote_code: bool = False  # run code that comes with the model
 
 

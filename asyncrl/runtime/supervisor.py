@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from asyncrl.buffers.base import BufferError, State, Stats
+from asyncrl.buffers.base import BufferError, Stats
 from asyncrl.buffers.remote import RedisBuffer
 from asyncrl.buffers.server import EmbeddedServer
 from asyncrl.buffers.store import Store, open_store
@@ -210,5 +210,4 @@ class Supervisor:
                 if self._buffer is not None:
                     self._stats = await self._buffer.stats()
         if self._stats is not None:
-            lost = {reason: n for reason, n in self._stats.reasons.items() if not reason.startswith(State.TRAINED)}
-            self._console.on_stats({**dataclasses.asdict(self._stats), "reasons": lost})
+            self._console.on_stats({**dataclasses.asdict(self._stats), "reasons": self._stats.lost})
