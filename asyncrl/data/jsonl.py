@@ -1,4 +1,4 @@
-"""Prompts and answers from a JSONL file, each line parsed once and checked strictly.
+"""Rows of a JSONL file, each line parsed once and checked strictly; prompts and answers among them.
 
 What is wrong is said with file and row, before any process starts: a row that is silently dropped or bent would teach
 the model something that nobody wrote.
@@ -8,19 +8,53 @@ from __future__ import annotations
 
 import codecs
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NoReturn, Protocol, TypeVar
 
 Prompt = str | list[dict[str, str]]
+
+Reason = Literal[
+    "byte-order-mark",
+    "not-utf8",
+    "not-json",
+    "not-text",
+    "missing-column",
+    "null",
+    "empty",
+    "wrong-type",
+    "wrong-role",
+    "chat-template",
+    "too-long",
+]
+"""Why a row cannot be used, in one word to count by."""
 
 HELDOUT_SHARE = 10  # one prompt in so many
 
 
 class DataError(Exception):
     """A data file cannot be used. One to three lines: file and row, what is wrong, and the fix."""
+
+
+class RowError(DataError):
+    """One row cannot be used; the others may."""
+
+    def __init__(self, reason: Reason, message: str) -> None:
+        super().__init__(message)
+        self.reason: Reason = reason
+
+
+class HasPrompt(Protocol):
+    """A row with a prompt, by which it is told from others."""
+
+    @property
+    def prompt(self) -> Prompt: ...
+
+
+T = TypeVar("T")
+R = TypeVar("R", bound=HasPrompt)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,24 +74,61 @@ def read_jsonl(path: Path, *, prompt: str, answer: str) -> list[Record]:
     Raises DataError: missing, unreadable or empty file; a row that is not one strict JSON object in UTF-8; a column
     that is missing, null, empty or of the wrong type.
     """
-    records = []
-    try:
-        with path.open("rb") as lines:
-            for number, line in enumerate(lines, start=1):
-                if number == 1:
-                    _refuse_byte_order_mark(path, line)
-                if line.strip():
-                    records.append(_record(f"{path}:{number}", number, line, prompt, answer))
-    except FileNotFoundError:
-        raise DataError(f"{path} does not exist (relative to {Path.cwd()}): correct task.data") from None
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}: give a JSONL file as task.data") from error
+
+    def parse(where: str, number: int, row: dict[str, Any]) -> Record:
+        require_columns(where, row, {"prompt": prompt, "answer": answer}, section="task.data")
+        others = {key: value for key, value in row.items() if key not in (prompt, answer)}
+        return Record(number, read_prompt(where, prompt, row[prompt]), read_answer(where, answer, row[answer]), others)
+
+    records = read_rows(path, parse, section="task.data")
     if not records:
         raise DataError(f"{path} is empty: it needs at least one row with the columns {prompt!r} and {answer!r}")
     return records
 
 
-def split_heldout(records: Sequence[Record]) -> tuple[list[Record], list[Record]]:
+def refuse(error: RowError) -> NoReturn:
+    """No row may be bad."""
+    raise error
+
+
+def read_rows(
+    path: Path,
+    parse: Callable[[str, int, dict[str, Any]], T],
+    *,
+    section: str,
+    bad: Callable[[RowError], None] = refuse,
+) -> list[T]:
+    """`parse(FILE:ROW, row, object)` of every line that is not blank; rows count from 1.
+
+    `section`: of the recipe, whose keys name this file. `bad` is told of each row that cannot be used, and decides by
+    raising or returning. Raises DataError: missing or unreadable file, or one in UTF-16; and what `bad` raises.
+    """
+    rows = []
+    try:
+        with path.open("rb") as lines:
+            for number, line in enumerate(lines, start=1):
+                if number == 1 and line.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+                    raise DataError(f"{path} is UTF-16: save it as UTF-8 (`iconv -f UTF-16 -t UTF-8`)")
+                try:
+                    if number == 1 and line.startswith(codecs.BOM_UTF8):
+                        raise RowError(
+                            "byte-order-mark",
+                            f"{path} starts with a byte order mark: save it as UTF-8 without one "
+                            "(`sed -i '1s/^\\xEF\\xBB\\xBF//'`)",
+                        )
+                    if line.strip():
+                        where = f"{path}:{number}"
+                        rows.append(parse(where, number, _object(where, line)))
+                except RowError as error:
+                    bad(error)
+    except FileNotFoundError:
+        raise DataError(f"{path} does not exist (relative to {Path.cwd()}): correct {section}") from None
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}: give a JSONL file as {section}") from error
+    return rows
+
+
+def split_heldout(records: Sequence[R], *, section: str = "task.data") -> tuple[list[R], list[R]]:
     """(train, held out): about one distinct prompt in ten is held out, chosen by a hash of its text.
 
     Rows with the same prompt (but for white space) land on the same side, so a repeated prompt cannot leak; a prompt
@@ -68,18 +139,18 @@ def split_heldout(records: Sequence[Record]) -> tuple[list[Record], list[Record]
     distinct = set(keys)
     if len(distinct) < 2:
         raise DataError(
-            "all rows have the same prompt, so none can be held out: give a file of other prompts as task.data.heldout"
+            f"all rows have the same prompt, so none can be held out: give a file of other prompts as {section}.heldout"
         )
     heldout = {key for key in distinct if key % HELDOUT_SHARE == 0} or {min(distinct)}
     if heldout == distinct:
         heldout.remove(max(distinct))
-    sides: tuple[list[Record], list[Record]] = ([], [])
+    sides: tuple[list[R], list[R]] = ([], [])
     for key, record in zip(keys, records, strict=True):
         sides[key in heldout].append(record)
     return sides
 
 
-def shared_prompts(left: Iterable[Record], right: Iterable[Record]) -> int:
+def shared_prompts(left: Iterable[HasPrompt], right: Iterable[HasPrompt]) -> int:
     """How many distinct prompts occur on both sides."""
     return len({prompt_key(record.prompt) for record in left} & {prompt_key(record.prompt) for record in right})
 
@@ -91,17 +162,15 @@ def prompt_key(prompt: Prompt) -> int:
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big")
 
 
-def _record(where: str, number: int, line: bytes, prompt: str, answer: str) -> Record:
-    row = _object(where, line)
-    columns = ", ".join(map(repr, row)) or "none"
-    for column, key in ((prompt, "prompt"), (answer, "answer")):
+def require_columns(where: str, row: Mapping[str, Any], columns: Mapping[str, str], *, section: str) -> None:
+    """`columns`: key of the recipe's `section` -> the column it names. Raises RowError for the first that is absent."""
+    for key, column in columns.items():
         if column not in row:
-            raise DataError(
-                f"{where}: no column {column!r}; the row has {columns}.\n"
-                f"Name the right one as task.data.{key}, or add it to the row."
+            raise RowError(
+                "missing-column",
+                f"{where}: no column {column!r}; the row has {', '.join(map(repr, row)) or 'none'}.\n"
+                f"Name the right one as {section}.{key}, or add it to the row.",
             )
-    others = {key: value for key, value in row.items() if key not in (prompt, answer)}
-    return Record(number, _prompt(where, prompt, row[prompt]), _answer(where, answer, row[answer]), others)
 
 
 def _object(where: str, line: bytes) -> dict[str, Any]:
@@ -110,20 +179,28 @@ def _object(where: str, line: bytes) -> dict[str, Any]:
         if b"\\u" in line:  # half a surrogate pair parses, but is no text: it fails here
             json.dumps(value, ensure_ascii=False).encode()
     except UnicodeDecodeError as error:
-        raise DataError(f"{where}: not UTF-8 (byte {error.start} of the row): save the file as UTF-8") from None
+        raise RowError(
+            "not-utf8", f"{where}: not UTF-8 (byte {error.start} of the row): save the file as UTF-8"
+        ) from None
     except UnicodeEncodeError:
-        raise DataError(f"{where}: half of a surrogate pair (\\ud800-\\udfff) is no text: repair the row") from None
+        raise RowError(
+            "not-text", f"{where}: half of a surrogate pair (\\ud800-\\udfff) is no text: repair the row"
+        ) from None
     except json.JSONDecodeError as error:
-        raise DataError(f"{where}: not JSON: {error.msg} at character {error.colno}: one object per line") from None
+        raise RowError(
+            "not-json", f"{where}: not JSON: {error.msg} at character {error.colno}: one object per line"
+        ) from None
     except (
         ValueError,
         RecursionError,
     ) as error:  # of the hooks, or a number or a nesting beyond the interpreter's limits
-        raise DataError(f"{where}: {error}") from None
+        raise RowError("not-json", f"{where}: {error}") from None
     if isinstance(value, list):
-        raise DataError(f"{where}: a list, not an object: of a .json file, make a JSONL file with `jq -c '.[]'`")
+        raise RowError(
+            "wrong-type", f"{where}: a list, not an object: of a .json file, make a JSONL file with `jq -c '.[]'`"
+        )
     if not isinstance(value, dict):
-        raise DataError(f"{where}: {_kind(value)}, not an object: one object per line")
+        raise RowError("wrong-type", f"{where}: {kind(value)}, not an object: one object per line")
     return value
 
 
@@ -140,55 +217,55 @@ def _no_constants(literal: str) -> None:
     raise ValueError(f"{literal} is not JSON: write a number, a string, or null")
 
 
-def _prompt(where: str, column: str, value: Any) -> Prompt:
+def read_prompt(where: str, column: str, value: Any) -> Prompt:
+    """The value of a prompt's column: text, or messages with a question among them. Raises RowError."""
     if isinstance(value, str):
         if not value.strip():
-            raise DataError(f"{where}: the prompt (column {column!r}) is empty: fill it in, or remove the row")
+            raise RowError("empty", f"{where}: the prompt (column {column!r}) is empty: fill it in, or remove the row")
         return value
     if not isinstance(value, list):
-        raise DataError(
-            f"{where}: the prompt (column {column!r}) is {_kind(value)}: give a string or a list of messages"
+        raise RowError(
+            "null" if value is None else "wrong-type",
+            f"{where}: the prompt (column {column!r}) is {kind(value)}: give a string or a list of messages",
         )
     for message in value:
         if not (isinstance(message, dict) and all(isinstance(message.get(key), str) for key in ("role", "content"))):
-            raise DataError(
-                f"{where}: a message in column {column!r} is {_shown(message)}: "
-                'give {"role": "user", "content": "..."}, both strings'
+            raise RowError(
+                "wrong-type",
+                f"{where}: a message in column {column!r} is {shown(message)}: "
+                'give {"role": "user", "content": "..."}, both strings',
             )
     if not any(message["role"] == "user" for message in value):
-        raise DataError(f"{where}: the messages in column {column!r} have none of role user: add the question")
+        raise RowError(
+            "wrong-role", f"{where}: the messages in column {column!r} have none of role user: add the question"
+        )
     return [{"role": message["role"], "content": message["content"]} for message in value]
 
 
-def _answer(where: str, column: str, value: Any) -> str:
+def read_answer(where: str, column: str, value: Any) -> str:
+    """The value of an answer's column: text, or a whole number, which is written out. Raises RowError."""
     if isinstance(value, str):
         if not value.strip():
-            raise DataError(f"{where}: the answer (column {column!r}) is empty: fill it in, or remove the row")
+            raise RowError("empty", f"{where}: the answer (column {column!r}) is empty: fill it in, or remove the row")
         return value
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value)
     if value is None:
-        raise DataError(f"{where}: the answer (column {column!r}) is null: fill it in, or remove the row")
-    raise DataError(
-        f"{where}: the answer (column {column!r}) is {_kind(value)} {_shown(value)}: "
-        "write it as a string, exactly as the model is to answer"
+        raise RowError("null", f"{where}: the answer (column {column!r}) is null: fill it in, or remove the row")
+    raise RowError(
+        "wrong-type",
+        f"{where}: the answer (column {column!r}) is {kind(value)} {shown(value)}: "
+        "write it as a string, exactly as the model is to answer",
     )
 
 
-def _kind(value: Any) -> str:
+def kind(value: Any) -> str:
+    """What a JSON value is, in words."""
     names = {bool: "a boolean", int: "a number", float: "a number", str: "a string", list: "a list", dict: "an object"}
     return "null" if value is None else names[type(value)]
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
+    """A JSON value as it is written, cut where it gets long."""
     text = json.dumps(value, ensure_ascii=False)
     return text if len(text) <= 60 else f"{text[:57]}..."
-
-
-def _refuse_byte_order_mark(path: Path, line: bytes) -> None:
-    if line.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        raise DataError(f"{path} is UTF-16: save it as UTF-8 (`iconv -f UTF-16 -t UTF-8`)")
-    if line.startswith(codecs.BOM_UTF8):
-        raise DataError(
-            f"{path} starts with a byte order mark: save it as UTF-8 without one (`sed -i '1s/^\\xEF\\xBB\\xBF//'`)"
-        )
