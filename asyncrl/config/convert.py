@@ -39,10 +39,15 @@ LARGEST = 2**63 - 1  # of a signed 64-bit integer, which stores and tensors hold
 def convert(document: Mapping[str, Any]) -> Recipe:
     """The recipe a document describes. Raises RecipeError for the first key that is unknown, missing or of a wrong type
     or range. Rules that cross keys are in `checks`."""
-    return _section(Recipe, document, "")
+    return convert_to(Recipe, document)
 
 
-def _section(struct: type[S], value: Any, path: str) -> S:
+def convert_to(root: type[S], document: Mapping[str, Any]) -> S:
+    """The same for another kind of recipe; every key of `root` has a default."""
+    return _section(root, document, "", root)
+
+
+def _section(struct: type[S], value: Any, path: str, root: type[Section]) -> S:
     if not isinstance(value, Mapping):
         raise RecipeError(
             f"{path or 'the recipe'} is {quoted(value)}; it must be a mapping with keys out of: "
@@ -53,27 +58,27 @@ def _section(struct: type[S], value: Any, path: str) -> S:
     for name, item in value.items():
         key = f"{path}.{name}" if path else name
         if name not in hints:
-            raise unknown_key(key, item, siblings=struct.__struct_fields__, every_key=every_key())
-        values[name] = _value(hints[name], item, key)
+            raise unknown_key(key, item, siblings=struct.__struct_fields__, every_key=every_key(root))
+        values[name] = _value(hints[name], item, key, root)
     for field in msgspec.structs.fields(struct):
         if field.required and field.name not in values:
             raise RecipeError(f"{path}.{field.name} is missing; {path} needs it")
     return struct(**values)
 
 
-def _value(hint: Any, value: Any, key: str) -> Any:
+def _value(hint: Any, value: Any, key: str, root: type[Section]) -> Any:
     members = _section_types(hint)
     if members and value is None and types.NoneType in typing.get_args(hint):
         return None
     if len(members) > 1:
-        return _union(members, value, key)
+        return _union(members, value, key, root)
     if members:
-        return _section(members[0], value, key)
+        return _section(members[0], value, key, root)
     if typing.get_origin(hint) is list and _section_types(typing.get_args(hint)[0]):
         if not isinstance(value, list):
             raise RecipeError(f"{key} is {quoted(value)}; it must be a list")
-        return [_value(typing.get_args(hint)[0], item, f"{key}[{n}]") for n, item in enumerate(value)]
-    return _leaf(hint, value, key)
+        return [_value(typing.get_args(hint)[0], item, f"{key}[{n}]", root) for n, item in enumerate(value)]
+    return _leaf(hint, value, key, root)
 
 
 def _section_types(hint: Any) -> tuple[type[Section], ...]:
@@ -82,7 +87,7 @@ def _section_types(hint: Any) -> tuple[type[Section], ...]:
     return tuple(option for option in options if isinstance(option, type) and issubclass(option, Section))
 
 
-def _union(members: tuple[type[Section], ...], value: Any, key: str) -> Section:
+def _union(members: tuple[type[Section], ...], value: Any, key: str, root: type[Section]) -> Section:
     """The member that `type` names; left out, the first one. A key of another member says whose it is."""
     if not isinstance(value, Mapping):
         raise RecipeError(f"{key} is {quoted(value)}; it must be a mapping that starts with `type:`")
@@ -102,7 +107,7 @@ def _union(members: tuple[type[Section], ...], value: Any, key: str) -> Section:
             raise RecipeError(
                 f"{key}.{name} belongs to type {owner}, and {said}. Remove it, or write `type: {owner}` first"
             )
-    return _section(member, value, key)
+    return _section(member, value, key, root)
 
 
 def _type_name(member: type[Section]) -> str:
@@ -119,7 +124,7 @@ def _no_such_type(key: str, chosen: Any, names: list[str]) -> RecipeError:
     return RecipeError(f"{said}. Did you mean {close[0]}?" if close else said)
 
 
-def _leaf(hint: Any, value: Any, key: str) -> Any:
+def _leaf(hint: Any, value: Any, key: str, root: type[Section]) -> Any:
     for item in value if isinstance(value, list) else [value]:
         if isinstance(item, float) and not math.isfinite(item):
             raise RecipeError(f"{key} is {quoted(value)}; it must be a finite number")
@@ -132,7 +137,7 @@ def _leaf(hint: Any, value: Any, key: str) -> Any:
     except msgspec.ValidationError:
         info = msgspec.inspect.type_info(hint)
         raise RecipeError(
-            f"{key} is {quoted(value)}; it must be {allowed(info)}{_meaning(key)}{_fix(info, value, key)}"
+            f"{key} is {quoted(value)}; it must be {allowed(info)}{_meaning(key)}{_fix(info, value, key, root)}"
         ) from None
     except ValueError as error:
         raise RecipeError(f"{key} is {quoted(value)}; {error}") from None
@@ -179,7 +184,7 @@ def _meaning(key: str) -> str:
     return f" ({MEANINGS[key]})" if key in MEANINGS else ""
 
 
-def _fix(info: msgspec.inspect.Type, value: Any, key: str) -> str:
+def _fix(info: msgspec.inspect.Type, value: Any, key: str, root: type[Section]) -> str:
     """What to write instead, where one can tell."""
     options = info.types if isinstance(info, msgspec.inspect.UnionType) else (info,)
     if isinstance(value, str):
@@ -199,20 +204,20 @@ def _fix(info: msgspec.inspect.Type, value: Any, key: str) -> str:
         return f". Write {int(value)}"
     if isinstance(value, bool | int | float) and any(isinstance(option, msgspec.inspect.StrType) for option in options):
         return f'. Write "{quoted(value)}" in quotes'
-    return _default_hint(key)
+    return _default_hint(key, root)
 
 
-def _default_hint(key: str) -> str:
-    default: Any = Recipe()
+def _default_hint(key: str, root: type[Section]) -> str:
+    default: Any = root()
     for part in key.split("."):
         default = getattr(default, part, None)
     return "" if default is None or isinstance(default, Section) else f". Left out, it is {quoted(default)}"
 
 
 @cache
-def every_key() -> tuple[str, ...]:
+def every_key(root: type[Section] = Recipe) -> tuple[str, ...]:
     """All dotted keys a recipe can have, sections and every union's members included."""
-    return tuple(dict.fromkeys(_keys(Recipe, "")))
+    return tuple(dict.fromkeys(_keys(root, "")))
 
 
 def _keys(struct: type[Section], prefix: str) -> list[str]:
