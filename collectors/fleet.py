@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from asyncrl.buffers.concurrency import all_or_nothing
-from asyncrl.collectors.engines.base import Engine, EngineError
+from asyncrl.collectors.engines.base import Completion, Engine, EngineError, Request
 from asyncrl.config.derived import derive
 from asyncrl.config.recipe import Recipe, SimulatedEngine
 from asyncrl.staleness import Weights
@@ -111,6 +111,20 @@ class Fleet:
     def route(self) -> Host | None:
         """Where a whole group goes: its members share a prompt. None: no engine takes work."""
         return max(self.usable, key=lambda host: host.engine.slots - len(host.decoding), default=None)
+
+    async def generate(self, hosts: Sequence[Host], request: Request) -> Completion:
+        """Run one request, of no group, on the least loaded of `hosts`. Raises what the engine raises; an EngineError
+        takes it out of work."""
+        host = min(hosts, key=lambda host: len(host.decoding) / host.engine.slots)
+        engine = host.engine
+        host.decoding.add(request.id)
+        try:
+            return await engine.generate(request)
+        except EngineError as error:
+            self.fail(host, engine, str(error))
+            raise
+        finally:
+            self.release(host, [request.id])
 
     def release(self, host: Host, request_ids: Iterable[str]) -> None:
         """These requests need their slots no longer."""

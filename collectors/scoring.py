@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from hashlib import blake2b
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -19,10 +20,13 @@ from numpy.typing import ArrayLike, NDArray
 from asyncrl import schema
 from asyncrl.buffers.base import GroupHeader, Ticket
 from asyncrl.collectors.engines.base import Completion, Request
-from asyncrl.collectors.rollout import Prompt, Prompts
+from asyncrl.collectors.fleet import CollectorError
+from asyncrl.collectors.rollout import Prompt, Prompts, SimulatedPrompts, TaskPrompts
+from asyncrl.config.recipe import Recipe, SimulatedEngine
 from asyncrl.rewards.pool import Score, VerifierPool
 from asyncrl.schema import Group, Trajectory, VersionSpan
 from asyncrl.tasks.base import Answer
+from asyncrl.tasks.verify import verifier_pool
 
 ENGINE_ERROR = "engine_error"  # the engine ended this one request with an error: nothing to score
 
@@ -70,6 +74,23 @@ class SimulatedScorer:
 
     async def close(self) -> None:
         return None
+
+
+def task_parts(recipe: Recipe, model_path: Path | None) -> tuple[Prompts, Scorer]:
+    """The recipe's prompts, and what scores their answers, not started yet. Imports and reads for seconds. Raises
+    CollectorError without a model that is needed, and what building the task raises."""
+    if isinstance(recipe.collector.engine, SimulatedEngine):
+        return SimulatedPrompts(), SimulatedScorer()
+    if model_path is None:
+        raise CollectorError(f"collector.engine.type {recipe.collector.engine.type} needs a model, and none was given")
+    prompts = TaskPrompts.load(recipe, model_path)
+    pool = verifier_pool(
+        recipe.task,
+        seed=recipe.run.seed,
+        workers=recipe.collector.score_workers,
+        timeout_s=recipe.collector.score_timeout_s,
+    )
+    return prompts, TaskScorer(pool, prompts)
 
 
 async def scored(

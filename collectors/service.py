@@ -33,7 +33,7 @@ from typing import Any, TypeVar
 
 from asyncrl.buffers.base import Beat, Buffer, BufferError, FailKind, Member, Ticket, UnknownMember
 from asyncrl.buffers.concurrency import all_or_nothing, end_all
-from asyncrl.collectors.engines.base import Completion, Engine, EngineError, Request
+from asyncrl.collectors.engines.base import Engine, EngineError, Request
 from asyncrl.collectors.evaluation.heldout import Evaluation, evaluate
 from asyncrl.collectors.fleet import CollectorError, Fleet, Host, engine_makers
 from asyncrl.collectors.patience import patiently
@@ -41,26 +41,22 @@ from asyncrl.collectors.rollout import (
     Prompt,
     PromptError,
     Prompts,
-    SimulatedPrompts,
-    TaskPrompts,
     group_requests,
     run_of,
     sampling_of,
 )
 from asyncrl.collectors.scoring import (
     Scorer,
-    SimulatedScorer,
-    TaskScorer,
     hand_over,
     scored,
+    task_parts,
     trajectory,
     unscored_reason,
 )
 from asyncrl.collectors.updates import Updates
-from asyncrl.config.recipe import Recipe, SimulatedEngine
+from asyncrl.config.recipe import Recipe
 from asyncrl.schema import Trajectory
 from asyncrl.staleness import Weights
-from asyncrl.tasks.verify import verifier_pool
 
 logger = logging.getLogger(__name__)
 
@@ -82,7 +78,7 @@ async def collect(
     Raises CollectorError (an engine fails again and again, nothing to do for too long), what building the engine, the
     task or its verifiers raises, and the store's BufferError when it could not be reached for `run.no_progress_s`.
     """
-    prompts, scorer = await asyncio.to_thread(_build_task, recipe, model_path)  # imports and reads for seconds
+    prompts, scorer = await asyncio.to_thread(task_parts, recipe, model_path)  # imports and reads for seconds
     fleet = Fleet(engine_makers(recipe, member.name, model_path))
     try:
         if await _stopped(stop, all_or_nothing([scorer.start(), fleet.start()])):
@@ -98,21 +94,6 @@ async def collect(
             member = Member(member.name, uuid.uuid4().hex)
     finally:
         await asyncio.gather(fleet.close(), scorer.close())
-
-
-def _build_task(recipe: Recipe, model_path: Path | None) -> tuple[Prompts, Scorer]:
-    if isinstance(recipe.collector.engine, SimulatedEngine):
-        return SimulatedPrompts(), SimulatedScorer()
-    if model_path is None:
-        raise CollectorError(f"collector.engine.type {recipe.collector.engine.type} needs a model, and none was given")
-    prompts = TaskPrompts.load(recipe, model_path)
-    pool = verifier_pool(
-        recipe.task,
-        seed=recipe.run.seed,
-        workers=recipe.collector.score_workers,
-        timeout_s=recipe.collector.score_timeout_s,
-    )
-    return prompts, TaskScorer(pool, prompts)
 
 
 async def _stopped(stop: asyncio.Event, work: Coroutine[Any, Any, Any]) -> bool:
@@ -468,7 +449,7 @@ class Session:
                     evaluation,
                     prompts=self.prompts,
                     scorer=self.scorer,
-                    generate=lambda request: self._generate_heldout(hosts, request),
+                    generate=partial(self.fleet.generate, hosts),
                     sampling=self.sampling,
                     run=self.run,
                 )
@@ -477,18 +458,6 @@ class Session:
                 return
         self.moved_at = time.monotonic()
         await self._store(lambda: self.buffer.report_evaluation(evaluation.id, result))
-
-    async def _generate_heldout(self, hosts: list[Host], request: Request) -> Completion:
-        host = min(hosts, key=lambda host: len(host.decoding) / host.engine.slots)
-        engine = host.engine
-        host.decoding.add(request.id)
-        try:
-            return await engine.generate(request)
-        except EngineError as error:
-            self.fleet.fail(host, engine, str(error))
-            raise
-        finally:
-            self.fleet.release(host, [request.id])
 
     # --- helpers ----------------------------------------------------------------------------------------------------
 
