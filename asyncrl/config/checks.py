@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 from asyncrl.config.derived import derive
 from asyncrl.config.errors import RecipeError, quoted
-from asyncrl.config.recipe import BUILTIN_MODELS, CustomTask, Recipe, ReverseTask, SingleTurnTask
+from asyncrl.config.recipe import BUILTIN_MODELS, CustomTask, Model, Recipe, ReverseTask, SingleTurnTask
 
 URL_SCHEMES = ("redis", "rediss", "unix", "memory")
 
@@ -18,8 +18,8 @@ _CLASS = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 
 def check(recipe: Recipe) -> None:
     """Raise RecipeError for the first rule this recipe breaks. Touches no file and no network."""
-    _check_run(recipe)
-    _check_model(recipe)
+    check_run_name(recipe.run.name)
+    check_model(recipe.model)
     _check_task(recipe)
     _check_buffer(recipe)
     _check_sampling(recipe)
@@ -32,12 +32,22 @@ def check_files(recipe: Recipe) -> None:
     if isinstance(recipe.task, SingleTurnTask):
         for name in ("train", "heldout"):
             path = getattr(recipe.task.data, name)
-            if path is not None and not Path(path).expanduser().is_file():
-                raise RecipeError(
-                    f"task.data.{name} is {quoted(path)}; there is no such file. Paths are taken from the working "
-                    f"folder, {Path.cwd()}"
-                )
-    path = recipe.model.path
+            if path is not None:
+                check_data_file(f"task.data.{name}", path)
+    check_model_folder(recipe.model)
+
+
+def check_data_file(key: str, path: str) -> None:
+    """Raise RecipeError if this machine does not have the file that `key` names."""
+    if not Path(path).expanduser().is_file():
+        raise RecipeError(
+            f"{key} is {quoted(path)}; there is no such file. Paths are taken from the working folder, {Path.cwd()}"
+        )
+
+
+def check_model_folder(model: Model) -> None:
+    """Raise RecipeError if model.path is a folder's, and there is no such folder."""
+    path = model.path
     if path.startswith((".", "/", "~")) and not Path(path).expanduser().is_dir():
         raise RecipeError(
             f"model.path is {quoted(path)}; there is no such folder. Write builtin:tiny, a folder, or a Hugging Face "
@@ -54,16 +64,18 @@ def check_processes(recipe: Recipe) -> None:
         )
 
 
-def _check_run(recipe: Recipe) -> None:
-    if not _RUN_NAME.fullmatch(recipe.run.name):
+def check_run_name(name: str) -> None:
+    """Raise RecipeError for a run.name that cannot name a folder."""
+    if not _RUN_NAME.fullmatch(name):
         raise RecipeError(
-            f"run.name is {quoted(recipe.run.name)}; it names a folder and keys of the store. Use letters, digits, "
+            f"run.name is {quoted(name)}; it names a folder and keys of the store. Use letters, digits, "
             "`.`, `_` and `-`, at most 64, the first a letter or digit"
         )
 
 
-def _check_model(recipe: Recipe) -> None:
-    path, lora = recipe.model.path, recipe.model.lora
+def check_model(model: Model) -> None:
+    """Raise RecipeError for a section `model` that contradicts itself."""
+    path, lora = model.path, model.lora
     if path.startswith("builtin:") and path not in BUILTIN_MODELS:
         raise RecipeError(f"model.path is {quoted(path)}; the built-in models are {', '.join(BUILTIN_MODELS)}")
     if not path:
@@ -150,8 +162,13 @@ def _check_learner(recipe: Recipe) -> None:
             f"collector.group_size is 1, but objective.advantage {recipe.objective.advantage} compares the answers to "
             "one prompt with each other: every advantage would be 0. Use 2 or more"
         )
-    if not all(0 <= beta < 1 for beta in learner.betas):
-        raise RecipeError(f"learner.betas is {quoted(learner.betas)}; each must be 0 or more and less than 1")
+    check_betas("learner.betas", learner.betas)
+
+
+def check_betas(key: str, betas: tuple[float, float]) -> None:
+    """Raise RecipeError unless both are decay rates."""
+    if not all(0 <= beta < 1 for beta in betas):
+        raise RecipeError(f"{key} is {quoted(betas)}; each must be 0 or more and less than 1")
 
 
 def _check_times(recipe: Recipe) -> None:

@@ -12,35 +12,52 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from asyncrl.config import sft
 from asyncrl.config.checks import check, check_files, check_processes
-from asyncrl.config.convert import convert
+from asyncrl.config.convert import convert, convert_to
 from asyncrl.config.environment import expand
 from asyncrl.config.errors import RecipeError, quoted
 from asyncrl.config.identity import HOST_LOCAL
 from asyncrl.config.merge import differing_keys, flatten, merge
 from asyncrl.config.overrides import flag_document, override_document
-from asyncrl.config.recipe import Recipe, to_builtins
+from asyncrl.config.recipe import Recipe, Section, to_builtins
 from asyncrl.config.secrets import masked
 from asyncrl.config.yaml_text import YamlTextError, parse
 
 DEFAULT_RECIPE = "tiny-reverse"
 
 
+S = TypeVar("S", bound=Section)
+
+
 @dataclass(frozen=True, slots=True)
-class Loaded:
-    """A recipe and where it came from.
+class Origin:
+    """Where a recipe came from.
 
     document: the recipe as plain mappings, defaults included; passwords are in it, `secrets.masked` shows it.
     source: the packaged name or the path. parent_diff: the keys in which it differs from its parent, which is what
     `extends:` names, or, without one, the recipe as written, before `--set` and flags.
     """
 
-    recipe: Recipe
     document: dict[str, Any]
     source: str
     parent_diff: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded(Origin):
+    """A recipe and where it came from."""
+
+    recipe: Recipe
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedSft(Origin):
+    """A recipe of `asyncrl sft` and where it came from."""
+
+    recipe: sft.SftRecipe
 
 
 def load_recipe(
@@ -59,17 +76,53 @@ def load_recipe(
     environ = os.environ if environ is None else environ
     source = name_or_path or DEFAULT_RECIPE
     written, parent = _read_chain(source, environ)
-    over = merge(override_document(overrides), flag_document(flags or {}))
-    if "extends" in over:
-        raise RecipeError("extends is a key of a recipe file; it cannot be set with --set")
-    recipe = convert(expand(merge(written, _without_empty_sections(over)), environ, key=""))
+    if "sft" in written:
+        raise RecipeError(
+            f"{source} has the section sft, so it is a recipe of supervised training: asyncrl sft {source}"
+        )
+    recipe = _resolve(Recipe, written, overrides, flags, environ)
     check(recipe)
     if not single_process:
         check_processes(recipe)
     check_files(recipe)
     document = to_builtins(recipe)
     base = parent if parent is not None else written
-    return Loaded(recipe, document, source, _differences(base, document, environ))
+    return Loaded(document, source, _differences(Recipe, base, document, environ), recipe)
+
+
+def load_sft_recipe(
+    path: str | None,
+    *,
+    overrides: Sequence[str] = (),
+    flags: Mapping[str, Any] | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> LoadedSft:
+    """The same for `asyncrl sft`; None: the defaults alone, which need at least `data.train`. Raises RecipeError."""
+    environ = os.environ if environ is None else environ
+    written, parent = _read_chain(path, environ) if path else ({}, None)
+    if others := sorted({"task", "collector", "learner", "objective"} & written.keys()):
+        raise RecipeError(
+            f"{path} has the section {others[0]}, so it is a recipe of `asyncrl run`, not of `asyncrl sft`"
+        )
+    recipe = _resolve(sft.SftRecipe, written, overrides, flags, environ)
+    sft.check(recipe)
+    document = to_builtins(recipe)
+    base = parent if parent is not None else written
+    differences = _differences(sft.SftRecipe, base, document, environ)
+    return LoadedSft(document, path or "the defaults", differences, recipe)
+
+
+def _resolve(
+    kind: type[S],
+    written: Mapping[str, Any],
+    overrides: Sequence[str],
+    flags: Mapping[str, Any] | None,
+    environ: Mapping[str, str],
+) -> S:
+    over = merge(override_document(overrides), flag_document(flags or {}))
+    if "extends" in over:
+        raise RecipeError("extends is a key of a recipe file; it cannot be set with --set")
+    return convert_to(kind, expand(merge(written, _without_empty_sections(over)), environ, key=""))
 
 
 def recipe_from_document(document: Mapping[str, Any], *, overrides: Sequence[str] = ()) -> Recipe:
@@ -192,11 +245,13 @@ def _without_empty_sections(document: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in document.items() if value is not None}
 
 
-def _differences(base: Mapping[str, Any], document: Mapping[str, Any], environ: Mapping[str, str]) -> list[str]:
+def _differences(
+    kind: type[Section], base: Mapping[str, Any], document: Mapping[str, Any], environ: Mapping[str, str]
+) -> list[str]:
     """The keys in which a recipe differs from its base. A base may be incomplete by itself (it is there to be
     extended): then all that it does not say counts as different."""
     try:
-        whole = to_builtins(convert(expand(dict(base), environ, key="")))
+        whole = to_builtins(convert_to(kind, expand(dict(base), environ, key="")))
     except RecipeError:
         whole = dict(base)
     return [key for key in differing_keys(whole, document) if key != "extends"]

@@ -10,7 +10,7 @@ from asyncrl.config.errors import RecipeError
 from asyncrl.config.merge import merge
 from asyncrl.config.yaml_text import YamlTextError, parse
 
-FLAGS = {"max_trajectory_age": "buffer.max_trajectory_age"}
+FLAGS = {"max_trajectory_age": "buffer.max_trajectory_age", "data": "data.train", "model": "model.path"}
 """Named flag of the command line (dashes as underscores) -> the key it sets. Flags win over `--set`."""
 
 _KEY = re.compile(r"[^.=\s\[\]{}]+(\.[^.=\s\[\]{}]+)*")

@@ -176,7 +176,7 @@ class Recipe(Section, frozen=True, kw_only=True):
     eval: Eval = field(default_factory=Eval)
 
 
-def to_builtins(recipe: Recipe) -> dict[str, Any]:
+def to_builtins(recipe: Section) -> dict[str, Any]:
     """The recipe as plain mappings and lists, as saved, hashed and sent to the store."""
     result: dict[str, Any] = _lists(msgspec.to_builtins(recipe))
     return result

@@ -14,6 +14,7 @@ from ruamel.yaml.representer import RoundTripRepresenter
 from asyncrl.config.derived import derive
 from asyncrl.config.recipe import Recipe, to_builtins
 from asyncrl.config.secrets import masked
+from asyncrl.config.sft import SftRecipe
 from asyncrl.config.yaml_text import number
 
 _PLAIN = re.compile(r"[A-Za-z0-9_./][A-Za-z0-9_ ./:@+*=-]*")
@@ -39,7 +40,7 @@ _Representer.add_representer(
 )
 
 
-def resolved_yaml(recipe: Recipe, *, run_folder: str | None = None) -> str:
+def resolved_yaml(recipe: Recipe | SftRecipe, *, run_folder: str | None = None) -> str:
     """Every key with its value, defaults included, passwords as `***`; what follows from them is a `# derived` comment.
 
     Read back, the text gives the same recipe, so a derived number never turns into one that was asked for.
@@ -50,27 +51,32 @@ def resolved_yaml(recipe: Recipe, *, run_folder: str | None = None) -> str:
     tree = _commented(document)
     if extends is not None:
         tree.yaml_set_start_comment(f"extends {extends}, merged in below")
-    derived = derive(recipe)
-
-    def note(section: CommentedMap, key: str, text: str) -> None:
-        section.yaml_add_eol_comment(f"derived: {text}", key)
-
     if recipe.run.output_dir is None:
-        note(tree["run"], "output_dir", run_folder or f"runs/{recipe.run.name}-<date>-<n>")
-    note(
+        _note(tree["run"], "output_dir", run_folder or f"runs/{recipe.run.name}-<date>-<n>")
+    if isinstance(recipe, Recipe):
+        _note_derived(tree, recipe)
+    return dump(tree)
+
+
+def _note_derived(tree: CommentedMap, recipe: Recipe) -> None:
+    derived = derive(recipe)
+    _note(
         tree["learner"],
         "groups_per_step",
         f"x group_size {recipe.collector.group_size} = {derived.trajectories_per_step} trajectories a step",
     )
-    note(
+    _note(
         tree["buffer"],
         "max_bytes",
         f"{derived.max_bytes} bytes; a full window reserves {'' if recipe.model.max_length else 'at least '}"
         f"{derived.reserved_bytes}, {derived.group_bytes} a group",
     )
     if recipe.collector.engine.slots is None:
-        note(tree["collector"]["engine"], "slots", f"{derived.engine_slots} requests at once")
-    return dump(tree)
+        _note(tree["collector"]["engine"], "slots", f"{derived.engine_slots} requests at once")
+
+
+def _note(section: CommentedMap, key: str, text: str) -> None:
+    section.yaml_add_eol_comment(f"derived: {text}", key)
 
 
 def dump(document: Mapping[str, Any]) -> str:

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import asyncrl
-from asyncrl.config.loading import Loaded
+from asyncrl.config.loading import Loaded, LoadedSft
 from asyncrl.config.merge import flatten
 from asyncrl.config.resolved import dump, resolved_yaml
 from asyncrl.config.secrets import masked
@@ -134,7 +134,7 @@ def locked(folder: Path, role: str) -> Iterator[None]:
         os.close(lock)
 
 
-def describe(folder: Path, loaded: Loaded) -> None:
+def describe(folder: Path, loaded: Loaded | LoadedSft) -> None:
     """Write what is run: the resolved recipe (passwords as ***), where it differs from its parent, the versions."""
     values = flatten(masked(loaded.document))
     differences = {key: values[key] for key in loaded.parent_diff if key in values}

@@ -1,0 +1,73 @@
+"""The recipe of `asyncrl sft`: supervised training on conversations. Each field's doc stands beside it; `docs/sft.md`
+shows them all. Structs hold values checked for type and range; rules that cross fields are in `check`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta, field
+
+from asyncrl.config.checks import check_betas, check_data_file, check_model, check_model_folder, check_run_name
+from asyncrl.config.errors import RecipeError
+from asyncrl.config.recipe import Checkpoint, Model, NonNegative, Positive, Seconds, Section
+
+
+class SftRun(Section, frozen=True, kw_only=True):
+    name: str = "sft"  # the stem of the run's folder
+    output_dir: str | None = None  # the run's own folder; left out: runs/<name>-<date>-<n>
+    max_steps: Positive | None = None  # left out: what sft.epochs makes
+    seed: NonNegative = 0  # the order of rows is a function of it
+    grace_s: Seconds = 60.0  # what the first SIGINT/SIGTERM leaves for a checkpoint
+
+
+class SftData(Section, frozen=True, kw_only=True):
+    train: str = ""  # a JSONL file; has to be given. Flag: --data
+    heldout: str | None = None  # a JSONL file; left out: one row in ten of `train`, chosen by hash of the prompt
+    messages: str = "messages"  # column: a conversation; rows without it have the next two
+    prompt: str = "prompt"  # column: a string, or a list of messages
+    answer: str = "answer"  # column
+    system_prompt: str | None = None  # goes before rows that have none
+    shuffle: bool = True  # by run.seed and epoch; false: file order
+    bad_rows: Literal["error", "skip"] = "error"  # skip: rows that cannot be used are left out and counted by reason
+
+
+class Sft(Section, frozen=True, kw_only=True):
+    epochs: Positive = 1  # times every row is trained, unless run.max_steps says otherwise
+    examples_per_step: Positive = 64
+    learning_rate: Annotated[float, Meta(gt=0)] = 2e-5  # with model.lora some 1e-4 to 1e-3 is usual
+    lr_scheduler_type: Literal["linear", "constant"] = "linear"  # after the warm-up: down to 0 at the end, or as it is
+    warmup_steps: NonNegative = 10  # linear
+    betas: tuple[float, float] = (0.9, 0.95)
+    weight_decay: Annotated[float, Meta(ge=0)] = 0.0
+    max_grad_norm: Annotated[float, Meta(gt=0)] = 1.0
+    max_tokens_per_microbatch: Positive = 4096  # sequences are packed, never padded; a longer row cannot be used
+    max_skipped_steps: Positive = 3  # non-finite gradients in a row that end the run
+    heldout_every_steps: Positive = 50  # held-out loss; also before the first step and after the last
+    heldout_rows: Positive = 512  # the first so many held-out rows are measured
+    checkpoint: Checkpoint = field(default_factory=Checkpoint)
+
+
+class SftRecipe(Section, frozen=True, kw_only=True):
+    extends: str | None = None  # resolved by the loader, kept for the record
+    run: SftRun = field(default_factory=SftRun)
+    model: Model = field(default_factory=Model)
+    data: SftData = field(default_factory=SftData)
+    sft: Sft = field(default_factory=Sft)
+
+
+def check(recipe: SftRecipe) -> None:
+    """Raise RecipeError for the first rule this recipe breaks, or file it names that is not here."""
+    check_run_name(recipe.run.name)
+    check_model(recipe.model)
+    check_betas("sft.betas", recipe.sft.betas)
+    data = recipe.data
+    if not data.train:
+        raise RecipeError("data.train is missing; name a JSONL file (--data train.jsonl, or data: {train: ...})")
+    columns = {"data.messages": data.messages, "data.prompt": data.prompt, "data.answer": data.answer}
+    for key, column in columns.items():
+        if list(columns.values()).count(column) > 1:
+            raise RecipeError(f"{key} is {column!r}, and so is another column; give each its own name")
+    check_data_file("data.train", data.train)
+    if data.heldout is not None:
+        check_data_file("data.heldout", data.heldout)
+    check_model_folder(recipe.model)

@@ -1,0 +1,134 @@
+"""Whole conversations from a JSONL file, for imitation: rows of messages, or of a prompt and its answer.
+
+A row with the messages column is a conversation: an optional system message, then user and assistant in turns, the
+assistant last. Any other row has a prompt (text, or messages) and the answer to it. A message has a role and a
+content, both text: what no plain chat template renders (tool calls, say) is refused, not dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from asyncrl.data.jsonl import (
+    DataError,
+    Prompt,
+    RowError,
+    kind,
+    read_answer,
+    read_prompt,
+    read_rows,
+    require_columns,
+    shown,
+)
+
+SECTION = "data"
+"""Of the recipe: its keys name the files and columns."""
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """One row. `where` is FILE:ROW; `messages` alternate between user and assistant after an optional system message,
+    and end with the assistant."""
+
+    where: str
+    messages: Sequence[Mapping[str, str]]
+
+    @property
+    def prompt(self) -> Prompt:
+        """What comes before the first answer."""
+        first = next(n for n, message in enumerate(self.messages) if message["role"] == "assistant")
+        return [dict(message) for message in self.messages[:first]]
+
+
+def read_conversations(
+    path: Path, *, messages: str, prompt: str, answer: str, bad: Callable[[RowError], None]
+) -> list[Conversation]:
+    """All usable rows; `messages`, `prompt` and `answer` name columns. `bad` is told of the others, see `read_rows`.
+
+    Raises DataError: the file cannot be read, or holds no usable row.
+    """
+
+    def parse(where: str, _number: int, row: dict[str, Any]) -> Conversation:
+        if messages in row:
+            turns = _messages(where, messages, row[messages])
+        elif prompt in row or answer in row:
+            require_columns(where, row, {"prompt": prompt, "answer": answer}, section=SECTION)
+            asked = read_prompt(where, prompt, row[prompt])
+            turns = [{"role": "user", "content": asked}] if isinstance(asked, str) else asked
+            turns = [*turns, {"role": "assistant", "content": read_answer(where, answer, row[answer])}]
+        else:
+            raise RowError(
+                "missing-column",
+                f"{where}: neither {messages!r} nor {prompt!r} and {answer!r} are among its columns: "
+                f"{', '.join(map(repr, row)) or 'none'}.\n"
+                f"Name the right ones as {SECTION}.messages, or as {SECTION}.prompt and {SECTION}.answer.",
+            )
+        _check_turns(where, turns)
+        return Conversation(where, turns)
+
+    rows = read_rows(path, parse, section=SECTION, bad=bad)
+    if not rows:
+        raise DataError(
+            f"{path} has no usable row: one needs the column {messages!r}, or {prompt!r} and {answer!r}"
+            + (f". {bad}" if str(bad) else "")
+        )
+    return rows
+
+
+def _messages(where: str, column: str, value: Any) -> list[dict[str, str]]:
+    if not isinstance(value, list):
+        raise RowError(
+            "null" if value is None else "wrong-type",
+            f"{where}: column {column!r} is {kind(value)}: give a list of messages",
+        )
+    turns = []
+    for number, message in enumerate(value, start=1):
+        place = f"{where}: message {number}"
+        if not isinstance(message, dict):
+            raise RowError(
+                "wrong-type", f'{place} is {shown(message)}: give {{"role": "user", "content": "..."}}, both strings'
+            )
+        for key in ("role", "content"):
+            found = message.get(key)
+            if not isinstance(found, str):
+                raise RowError(
+                    "null" if found is None else "wrong-type",
+                    f"{place} has the {key} {shown(found)}: give a string, or remove the row",
+                )
+        others = [key for key, item in message.items() if key not in ("role", "content") and item is not None]
+        if others:
+            raise RowError(
+                "wrong-type",
+                f"{place} also has {', '.join(others)}, of which the model would see nothing: write it into the "
+                "content, or remove it",
+            )
+        turns.append({"role": message["role"], "content": message["content"]})
+    return turns
+
+
+def _check_turns(where: str, turns: Sequence[Mapping[str, str]]) -> None:
+    """Raises RowError unless roles come in their order and no turn is empty."""
+    if not turns:
+        raise RowError("empty", f"{where}: the list of messages is empty: fill it in, or remove the row")
+    first = 1 if turns[0]["role"] == "system" else 0
+    for number, message in enumerate(turns[first:], start=first):
+        expected = "assistant" if (number - first) % 2 else "user"
+        if message["role"] != expected:
+            raise RowError(
+                "wrong-role",
+                f"{where}: message {number + 1} is of role {shown(message['role'])}, where {expected} is due: "
+                "an optional system message, then user and assistant in turns",
+            )
+    if turns[-1]["role"] != "assistant":
+        raise RowError(
+            "wrong-role", f"{where}: the last message is of role {turns[-1]['role']}: end with the assistant's answer"
+        )
+    for number, message in enumerate(turns, start=1):
+        if not message["content"].strip():
+            raise RowError(
+                "empty",
+                f"{where}: message {number}, of role {message['role']}, is empty: fill it in, or remove the row",
+            )
