@@ -11,6 +11,7 @@ import asyncrl
 from asyncrl.cli.errors import report
 
 COMMANDS = {
+    "init": ("asyncrl.cli.init", "Write a task of your own that trains at once."),
     "run": ("asyncrl.cli.run", "Train: store, learner and collector in one go."),
     "learner": ("asyncrl.cli.learner", "The learner process alone; creates the run."),
     "collector": ("asyncrl.cli.collector", "A collector process alone; joins a run."),
@@ -43,7 +44,8 @@ class Commands(click.Group):
 def cli(debug: bool) -> None:
     """Asynchronous reinforcement-learning post-training for language models.
 
-    Start with `asyncrl run`: the packaged recipe tiny-reverse, on this machine, in about a minute.
+    Start with `asyncrl run`: the packaged recipe tiny-reverse, on this machine, in about a minute. For a task of your
+    own, `asyncrl init DIR`.
     """
 
 
