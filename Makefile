@@ -1,6 +1,7 @@
 # make run     trains the packaged default recipe, in about a minute once installed
 # make test    the tests that take seconds;  make test-all  all of them
 # make check   linter, formatter, types, layers;  make bench  the benchmarks against their targets
+# make docs    the parts of docs/ that say what the code says: recipe keys, metric names, the tables of ages
 #
 # Each installs into .venv first, with the pinned versions. Other interpreter: make PYTHON=python3.12 run.
 # Other source of torch, e.g. the CPU build: make TORCH_INDEX=https://download.pytorch.org/whl/cpu run
@@ -13,7 +14,7 @@ PYTEST_ARGS ?=
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: run test test-all check bench
+.PHONY: run test test-all check bench docs
 
 run: $(INSTALLED)
 	$(BIN)/asyncrl run --max-trajectory-age 1
@@ -32,6 +33,9 @@ check: $(INSTALLED)
 
 bench: $(INSTALLED)
 	$(BIN)/asyncrl bench all --quick
+
+docs: $(INSTALLED)
+	$(BIN)/python docs/generate.py
 
 # pip is asked for, not python: a .venv whose creation failed half-way has the one without the other.
 $(INSTALLED): pyproject.toml constraints.txt

@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import re
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -71,7 +72,13 @@ class Evaluations:
         self._folder.mkdir(parents=True, exist_ok=True)
         path = self._folder / f"{name}.json"
         path.write_text(json.dumps(result, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-        event = {"event": "eval", "lineage": weights.lineage, "version": weights.version, "id": name}
+        event = {
+            "event": "eval",
+            "time": time.time(),
+            "lineage": weights.lineage,
+            "version": weights.version,
+            "id": name,
+        }
         facts = {key: result.get(key) for key in ("success", "n", "unscored")}
         self._metrics.write({**event, **facts, "path": str(path)})
 

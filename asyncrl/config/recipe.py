@@ -23,12 +23,12 @@ class Section(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
 
 
 class Run(Section, frozen=True, kw_only=True):
-    name: str = "tiny-reverse"  # the run's name in the store and the stem of its folder
-    output_dir: str | None = None  # the run's own folder; left out: runs/<name>-<date>-<n>
+    name: str = "tiny-reverse"  # in the store, and the stem of the folder; letters, digits, `.`, `_` and `-`
+    output_dir: str | None = None  # the run's own folder, new or empty; null: runs/<name>-<date>-<n>
     max_steps: Positive = 60  # learner steps
-    seed: NonNegative = 0  # prompts' order, sampling and the warm start of builtin:tiny are functions of it
-    grace_s: Seconds = 60.0  # what the first SIGINT/SIGTERM leaves for a checkpoint
-    no_progress_s: Seconds = 1800.0  # no step for so long ends the run with the name of what it waits for
+    seed: NonNegative = 0  # order of prompts, sampling and the warm start of builtin:tiny are functions of it
+    grace_s: Seconds = 60.0  # what the first SIGINT or SIGTERM leaves for a checkpoint
+    no_progress_s: Seconds = 1800.0  # no step for so long ends the run, with the name of what it waits for
 
 
 class Lora(Section, frozen=True, kw_only=True):
@@ -43,38 +43,46 @@ class Model(Section, frozen=True, kw_only=True):
     path: str = "builtin:tiny"  # builtin:tiny or builtin:smollm2-135m, a folder, or a Hugging Face id
     revision: str | None = None  # of a Hugging Face id
     dtype: Literal["float32", "bfloat16"] = "float32"  # what is computed and served; the learner keeps float32 masters
-    attn_implementation: Literal["auto", "eager", "sdpa", "flash_attention_2"] = "auto"  # auto: transformers picks
-    max_length: Positive | None = None  # prompt + completion; left out: the model's own
+    attn_implementation: Literal["auto", "eager", "sdpa", "flash_attention_2"] = (
+        "auto"  # auto leaves it to transformers
+    )
+    max_length: Positive | None = None  # prompt + completion, tokens; null: the model's own
     lora: Lora | None = None  # train low-rank adapters; null: all weights
     trust_remote_code: bool = False  # run code that comes with the model
 
 
 class DataSource(Section, frozen=True, kw_only=True):
     train: str  # a JSONL file
-    heldout: str | None = None  # a JSONL file; left out: one row in ten of `train`, chosen by hash of the row
-    prompt: str = "prompt"  # column: a string, or a list of messages
+    heldout: str | None = None  # null: one row in ten of `train`, chosen by a hash of the row
+    prompt: str = "prompt"  # column: text, or a list of messages
     answer: str = "answer"  # column
-    shuffle: bool = True  # by run.seed and epoch; false: file order
+    shuffle: bool = True  # by run.seed and epoch; false: order of the file
 
 
 class RewardPart(Section, frozen=True, kw_only=True):
-    type: Literal["exact"]  # exact: the stripped answer equals the row's, and the model ended it itself
-    weight: float = 1.0
+    type: Literal["exact"]  # the stripped answer equals the row's, and the model ended it itself
+    weight: float = 1.0  # the reward is the weighted sum of the parts
 
 
 class ReverseTask(Section, frozen=True, kw_only=True):
+    """Built in: write a string of digits backwards."""
+
     type: Literal["reverse"] = "reverse"
     digits: tuple[Positive, Positive] = (3, 6)  # shortest and longest string
 
 
 class SingleTurnTask(Section, frozen=True, kw_only=True):
+    """Prompts and answers from JSONL files; `data.train` has no default."""
+
     type: Literal["single-turn"] = "single-turn"
     data: DataSource
-    system_prompt: str | None = None
+    system_prompt: str | None = None  # goes before rows that bring no system message
     rewards: list[RewardPart] = field(default_factory=lambda: [RewardPart(type="exact")])
 
 
 class CustomTask(Section, frozen=True, kw_only=True):
+    """A class of your own (`docs/tasks.md`)."""
+
     type: str  # module:Class, importable from the working folder
     args: dict[str, Any] = {}  # keyword arguments of the class
 
@@ -83,7 +91,7 @@ Task = ReverseTask | SingleTurnTask | CustomTask
 
 
 class Buffer(Section, frozen=True, kw_only=True):
-    url: str = "embedded"  # embedded (a Valkey server of the run's own), redis://, rediss://, unix://, memory://
+    url: str = "embedded"  # embedded: a server of the run's own; or redis://host:6379/0, rediss://..., unix:///path
     max_trajectory_age: NonNegative = 1  # hard bound in versions; 0 = synchronous. Flag: --max-trajectory-age
     over_age: Literal["wait", "drop"] = "wait"  # what happens to work that would be older
     lookahead: Annotated[float, Meta(ge=1, le=2)] = 1.5  # x groups_per_step oldest tickets the learner chooses from
@@ -92,16 +100,16 @@ class Buffer(Section, frozen=True, kw_only=True):
 
 class TransformersEngine(Section, frozen=True, kw_only=True):
     type: Literal["transformers"] = "transformers"
-    slots: Positive | None = None  # requests an engine decodes at once; left out: as many as admission can fill
+    slots: Positive | None = None  # requests an engine decodes at once; null: as many as admission can fill
 
 
 class SimulatedEngine(Section, frozen=True, kw_only=True):
     """No model, for benchmarks: lengths are a pure function of seed, ticket and member; a token takes a fixed time."""
 
     type: Literal["simulated"] = "simulated"
-    slots: Positive = 256
+    slots: Positive = 256  # requests at once
     token_s: Annotated[float, Meta(gt=0)] = 0.001  # seconds per token
-    mean_tokens: Annotated[float, Meta(gt=0)] = 100.0
+    mean_tokens: Annotated[float, Meta(gt=0)] = 100.0  # of an answer
     cv: Annotated[float, Meta(ge=0)] = 1.0  # coefficient of variation of the log-normal lengths
 
 
@@ -109,25 +117,25 @@ Engine = TransformersEngine | SimulatedEngine
 
 
 class SamplingConfig(Section, frozen=True, kw_only=True):
-    temperature: Annotated[float, Meta(gt=0)] = 1.0
+    temperature: Annotated[float, Meta(gt=0)] = 1.0  # tokens are drawn from softmax(logits / temperature)
     top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0  # only 1.0 so far: logprobs under truncation are not exact yet
-    top_k: int = -1  # only -1 so far, for the same reason
-    max_tokens: Positive = 8
+    top_k: int = -1  # only -1 (off) so far, for the same reason
+    max_tokens: Positive = 8  # of a completion
 
 
 class Collector(Section, frozen=True, kw_only=True):
     engine: Engine = field(default_factory=TransformersEngine)
-    engines: Positive = 1  # engines in one collector process
+    engines: Positive = 1  # in one collector process
     group_size: Positive = 8  # completions per prompt
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
-    score_timeout_s: Seconds = 10.0  # one score call; its worker process is killed then
-    score_workers: Positive = 1
-    group_timeout_s: Seconds = 300.0  # no token or score of a group for so long: it is returned
+    score_timeout_s: Seconds = 10.0  # one score; the process that computes it is killed then
+    score_workers: Positive = 1  # processes that score
+    group_timeout_s: Seconds = 300.0  # no token and no score of a group for so long: it is given back
 
 
 class Checkpoint(Section, frozen=True, kw_only=True):
     every_steps: Positive = 20  # and at the end
-    keep_last: Positive = 2
+    keep_last: Positive = 2  # the newest ones that are kept
 
 
 class Learner(Section, frozen=True, kw_only=True):
@@ -135,31 +143,31 @@ class Learner(Section, frozen=True, kw_only=True):
     groups_per_step: Positive = 16  # prompts per step
     learning_rate: Annotated[float, Meta(gt=0)] = 1e-3
     warmup_steps: NonNegative = 5  # linear
-    betas: tuple[float, float] = (0.9, 0.95)
-    weight_decay: Annotated[float, Meta(ge=0)] = 0.0
-    max_grad_norm: Annotated[float, Meta(gt=0)] = 1.0
+    betas: tuple[float, float] = (0.9, 0.95)  # of AdamW
+    weight_decay: Annotated[float, Meta(ge=0)] = 0.0  # of matrices; biases and norms have none
+    max_grad_norm: Annotated[float, Meta(gt=0)] = 1.0  # a longer gradient is scaled down to it
     max_tokens_per_microbatch: Positive = 4096  # sequences are packed, never padded, up to so many tokens
-    max_skipped_steps: Positive = 3  # non-finite gradients in a row that end the run
+    max_skipped_steps: Positive = 3  # steps in a row with a non-finite gradient that end the run
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
 
 
 class Objective(Section, frozen=True, kw_only=True):
-    preset: Literal["grpo"] = "grpo"  # group baseline, PPO clip against the behaviour logprobs, token mean
+    preset: Literal["grpo"] = "grpo"  # group baseline, clipped ratio to the behaviour logprobs, token mean
     advantage: Literal["group-mean-std", "group-mean", "leave-one-out"] = "group-mean-std"
-    epsilon: Annotated[float, Meta(gt=0, lt=1)] = 0.2  # ratio is clipped below 1 - epsilon ...
+    epsilon: Annotated[float, Meta(gt=0, lt=1)] = 0.2  # the ratio is clipped below 1 - epsilon ...
     epsilon_high: Annotated[float, Meta(gt=0)] = 0.28  # ... and above 1 + epsilon_high
 
 
 class WeightsConfig(Section, frozen=True, kw_only=True):
-    transport: Literal["auto", "shm"] = "auto"
-    publish_every: Positive = 1  # versions
-    update: Literal["keep", "recompute"] = "keep"  # the KV of running requests when weights change under them
+    transport: Literal["auto", "shm"] = "auto"  # auto is shm, the shared memory of the host
+    publish_every: Positive = 1  # versions; at most max_trajectory_age + 1
+    update: Literal["keep", "recompute"] = "keep"  # the KV cache of running requests when weights change under them
     deadline_s: Seconds = 120.0  # of each phase of a transfer
 
 
 class Eval(Section, frozen=True, kw_only=True):
-    at_start: bool = True
-    at_end: bool = True
+    at_start: bool = True  # before the first step
+    at_end: bool = True  # after the last one
     prompts: Positive = 128  # held-out rows, one sampled answer each
 
 

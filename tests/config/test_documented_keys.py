@@ -1,4 +1,7 @@
-"""The documentation of recipes says what the code does: every key, every default, every name of another system."""
+"""The documentation of recipes says what the code does: every key, every name of another system.
+
+That the reference is the one made from the code is tested in `tests/project/test_docs.py`.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,10 @@ import re
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from asyncrl.config.convert import convert, every_key
 from asyncrl.config.foreign import PLANNED, SYSTEMS, TABLE, foreign_name
 from asyncrl.config.identity import HOST_LOCAL, NOT_IDENTITY
-from asyncrl.config.merge import flatten
-from asyncrl.config.recipe import Recipe, to_builtins
+from asyncrl.config.recipe import Recipe
 from asyncrl.config.yaml_text import parse
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -32,23 +32,6 @@ def _keys(value: Any, prefix: str = "") -> set[str]:
 def test_every_key_is_documented_and_every_documented_key_exists() -> None:
     documented: set[str] = set().union(*map(_keys, BLOCKS))
     assert documented == set(every_key()) - {"extends"}
-
-
-@pytest.mark.parametrize("block", BLOCKS, ids=lambda block: "-".join(flatten(block))[:40])
-def test_documented_values_are_the_defaults(block: dict[str, Any]) -> None:
-    # without these keys the section they stand in is not there, or is another one
-    required = {"task.type", "task.data.train", "collector.engine.type", "model.lora.r"}
-    (section,) = block
-    bare = {key: value for key, value in flatten(block).items() if key in required}
-    nested: dict[str, Any] = {section: {}}
-    for key, value in bare.items():
-        target = nested
-        *path, last = key.split(".")
-        for part in path:
-            target = target.setdefault(part, {})
-        target[last] = value
-    defaults = flatten(to_builtins(convert(nested)))
-    assert {key: defaults[key] for key in flatten(block)} == flatten(block)
 
 
 def test_the_default_sections_together_are_the_default_recipe() -> None:

@@ -22,6 +22,7 @@ from asyncrl.learners.limits import limits_of
 from asyncrl.learners.optimize import TooManySkipped
 from asyncrl.learners.service import LearnerError, learn
 from asyncrl.staleness import Weights
+from asyncrl.telemetry import names
 from asyncrl.telemetry.metrics import read_metrics, surviving_steps
 
 LIMIT_S = 60.0
@@ -57,6 +58,17 @@ def collector(
     )
 
 
+def check_names(records: list[dict[str, Any]]) -> None:
+    """What a run writes is what `names` documents, key by key."""
+    for record in records:
+        if "event" in record:
+            assert set(record) == {"event", "time", *names.EVENTS[record["event"]]}
+            continue
+        written = {"reward_part/<name>" if key.startswith("reward_part/") else key for key in record}
+        assert written - {"nonfinite_values"} == set(names.step_names()) - {"nonfinite_values"}
+        assert all(set(bucket) == set(names.BY_AGE) for bucket in record["by_age"].values())
+
+
 def buffer_of(recipe: Recipe) -> MemoryBuffer:
     return MemoryBuffer(recipe.run.name, limits_of(recipe, max_length=64))
 
@@ -88,6 +100,7 @@ async def test_a_run_trains_archives_evaluates_and_ends(tmp_path: Path, model_pa
     assert steps[0]["ratio/mean"] == pytest.approx(1, abs=1e-5)
     assert any(abs(step["ratio/max"] - 1) > 1e-3 for step in steps)  # age 1 is another policy
     assert [record["version"] for record in records if record.get("event") == "checkpoint"] == [4, 6]
+    check_names(records)
 
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert (summary["steps"], summary["eval_n"], summary["stopped"]) == (6, 8, False)

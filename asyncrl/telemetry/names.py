@@ -1,0 +1,133 @@
+"""Every name in metrics.jsonl, with its unit and meaning: the one table that `docs/metrics.md` is made from.
+
+Whoever writes a new key adds it here; a test compares the table with what a run has written.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+BY_AGE = ("tokens", "ratio_mean", "ess", "kl", "clip_fraction")
+"""Keys of each object in `by_age`."""
+
+
+class Topic(NamedTuple):
+    """Keys of a step record that belong together. `<name>` in a key stands for any text."""
+
+    title: str
+    keys: dict[str, str]
+
+
+STEP = (
+    Topic(
+        "when and which",
+        {
+            "step": "steps finished, from 1",
+            "version": "the weights after this step",
+            "lineage": "the learner's start; (lineage, version) names weights",
+            "time": "unix seconds, at its end",
+            "step_s": "seconds since the end of the last step",
+            "wait_s": "of these, waiting for a batch",
+            "train_s": "of these, from fetching the batch to the changed weights and the archive part",
+            "publish_s": "of these, making the weights available to collectors",
+            "skipped": "the gradient was not finite: nothing was applied, the version moved",
+        },
+    ),
+    Topic(
+        "reward",
+        {
+            "reward/mean": "over the scored trajectories of the batch",
+            "reward/std": "the same, standard deviation",
+            "reward_part/<name>": "mean of a named part",
+            "unscored": "trajectories without a score; they train nothing",
+            "failures": 'why, by class: `{"verifier_timeout": 2}`',
+            "pass_rate": "11 counts of groups, by the share of scored members with a reward above 0, rounded down to "
+            "tenths: 0, 0.1, ... 1.0",
+            "zero_variance": "share of groups whose rewards are all equal: they carry no gradient",
+        },
+    ),
+    Topic(
+        "length",
+        {
+            "length/mean": "sampled tokens of a trajectory",
+            "length/max": "the same, of the longest",
+            "truncated": "share of trajectories that ended at `max_tokens`",
+        },
+    ),
+    Topic(
+        "age and divergence, over the tokens the step trained, with the weights it started from",
+        {
+            "age/tokens": 'tokens by age, in versions: `{"0": 812, "1": 190}`',
+            "age/mean": "over tokens, in versions",
+            "age/max": "never above `buffer.max_trajectory_age`",
+            "ratio/mean": "probability of a token under these weights over that under the weights that sampled it",
+            "ratio/max": "the same, the largest",
+            "ess": "effective sample size of the ratios w, (sum w)^2 / (n sum w^2): 1 = every token counts the same",
+            "kl": "mean of behaviour - current logprob, nats (the k1 estimator)",
+            "clip_fraction": "share of tokens whose ratio was clipped",
+            "by_age": "the same for each age: " + ", ".join(f"`{key}`" for key in BY_AGE),
+            "mismatch/age0": "largest difference, in nats, between the engine's logprob and the learner's at age 0, "
+            "where the weights are the same: what both compute differently",
+        },
+    ),
+    Topic(
+        "optimizer",
+        {
+            "loss": "mean over the step's trained tokens",
+            "grad_norm": "before clipping",
+            "learning_rate": "of this step",
+            "nonfinite": "tokens left out because a logprob was not finite",
+        },
+    ),
+    Topic(
+        "flow",
+        {
+            "tokens": "sampled tokens trained in this step",
+            "tokens_total": "the same, since the beginning of the run",
+            "tokens_per_s": "`tokens` per second of `step_s`",
+            "groups": "groups in the batch",
+            "buffer": "tickets in each state: `returned issued held leased trained stale filtered failed`",
+            "buffer_bytes": "payload bytes held, reserved with tickets, and kept for a rewind",
+            "lost": "groups generated and not trained, so far, by `state/reason`; `stale/run_end` is what was under "
+            "way when the last step was done",
+            "lost_tokens": "the same in tokens; of work that was cancelled, those it had so far",
+            "lost_seconds": "the same in collector-seconds",
+            "weights/publish_s": "seconds of the last publication",
+            "weights/bytes": "bytes of the last publication",
+            "collectors": "the version each live collector serves",
+            "waiting": "what the learner waited for, in words",
+        },
+    ),
+    Topic(
+        "of any record",
+        {"nonfinite_values": "how many numbers of this record were NaN or infinite and stand as `null`"},
+    ),
+)
+
+EVENTS = {
+    "start": {
+        "lineage": "the new one",
+        "version": "the weights it starts from",
+        "parent": "(lineage, version) it goes on from",
+        "model": "folder",
+        "attention": "what computes it",
+        "device": "where",
+    },
+    "eval": {
+        "lineage": "of the weights",
+        "version": "of the weights",
+        "success": "mean reward of one sampled answer per held-out row",
+        "n": "rows",
+        "unscored": "rows without a score",
+        "id": "names the file",
+        "path": "of all answers",
+    },
+    "checkpoint": {"lineage": "of the weights", "version": "of the weights", "path": "folder"},
+    "end": {"version": "the last one", "stopped": "before its last step"},
+}
+"""event -> its keys; each has `time`, unix seconds, too."""
+
+
+def step_names() -> dict[str, str]:
+    """Every key of a step record with its meaning."""
+    return {key: meaning for topic in STEP for key, meaning in topic.keys.items()}
