@@ -1,7 +1,8 @@
 """Checkpoints: a folder per version, complete or not there, that transformers loads and a learner resumes from.
 
     checkpoints/version-000020/
-        config.json model.safetensors tokenizer.json ...    what save_pretrained writes
+        config.json model.safetensors tokenizer.json ...    what save_pretrained writes, adapters merged
+        adapter/                                            the adapter alone, if there is one (`lora.py`)
         training.pt                                         optimizer, RNG; torch.load(weights_only=True)
         checkpoint.json                                     names it, and every file with size and xxh3
 
@@ -24,6 +25,7 @@ import torch
 import xxhash
 from transformers import PreTrainedModel
 
+from asyncrl.learners.lora import save_model
 from asyncrl.staleness import Lineages, Weights
 
 log = logging.getLogger(__name__)
@@ -97,7 +99,7 @@ def save(
         for leftover in checkpoints.glob(".version-*"):  # of a killed writer; a run has one learner
             shutil.rmtree(leftover, ignore_errors=True)
         building.mkdir()
-        model.save_pretrained(building)
+        save_model(model, building)
         tokenizer.save_pretrained(building)
         torch.save({**training, "rng": _rng_state()}, building / TRAINING)
         names = sorted(str(path.relative_to(building)) for path in building.rglob("*") if path.is_file())

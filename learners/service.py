@@ -13,7 +13,7 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ from asyncrl.learners.checkpoint import Checkpoint
 from asyncrl.learners.diagnostics import step_metrics
 from asyncrl.learners.evaluation import Evaluations, stored_evaluations
 from asyncrl.learners.limits import limits_of
+from asyncrl.learners.lora import attach, load_adapter, served_weights
 from asyncrl.learners.model import load_model, load_tokenizer, longest_sequence
 from asyncrl.learners.optimize import Optimizer, Update
 from asyncrl.learners.step import train_step
@@ -41,7 +42,6 @@ from asyncrl.staleness import Lineages, Weights
 from asyncrl.telemetry.metrics import MetricsWriter
 from asyncrl.weights.base import Publisher
 from asyncrl.weights.build import publisher
-from asyncrl.weights.manifest import model_tensors
 
 log = logging.getLogger(__name__)
 
@@ -133,9 +133,15 @@ async def _begin(
     if resume is not None:
         checkpoint, lineage = await _resume(buffer, resume, limits)
     source = model_path if checkpoint is None else checkpoint.folder
+    lora = recipe.model.lora  # adapters are trained on the model they began with, not on the merged one of a checkpoint
+    base = source if lora is None else model_path
     model = await asyncio.to_thread(
-        load_model, source, recipe.model.dtype, recipe.model.attn_implementation, trust_remote_code=trust
+        load_model, base, recipe.model.dtype, recipe.model.attn_implementation, trust_remote_code=trust
     )
+    if lora is not None:
+        await asyncio.to_thread(attach, model, lora, seed=recipe.run.seed, base=recipe.model.path)
+        if checkpoint is not None:
+            await asyncio.to_thread(load_adapter, model, checkpoint.folder)
     tokenizer = await asyncio.to_thread(load_tokenizer, source, trust_remote_code=trust)
     nn.Module.to(model, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
     optimizer = Optimizer(model, recipe.learner)
@@ -319,9 +325,9 @@ class _Learner:
         started = time.monotonic()
         stats = await self.buffer.stats()
         in_use = in_use_by(stats.members)
-        tensors, tied = model_tensors(self.model)
+        served = served_weights(self.model)
         document = await asyncio.to_thread(
-            lambda: self.transport.publish(self.weights, self._as_served(tensors), tied=tied, in_use=in_use)
+            lambda: self.transport.publish(self.weights, self._as_served(served), tied=served.tied, in_use=in_use)
         )
         parent, forked = self.lineages.forks[self.lineage]
         fork = {"parent": parent, "version": forked}
@@ -331,7 +337,7 @@ class _Learner:
         self.published = self.version
         return time.monotonic() - started
 
-    def _as_served(self, tensors: list[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
+    def _as_served(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
         dtype = getattr(torch, self.recipe.model.dtype)
         for name, tensor in tensors:
             yield name, tensor.to(dtype) if tensor.is_floating_point() else tensor
@@ -379,7 +385,7 @@ class _Learner:
                 "lost_tokens": dict(stats.lost_tokens),
                 "lost_seconds": dict(stats.lost_seconds),
                 "weights/publish_s": record["publish_s"],
-                "weights/bytes": sum(tensor.numel() * itemsize for _, tensor in model_tensors(self.model)[0]),
+                "weights/bytes": served_weights(self.model).elements * itemsize,
                 "collectors": {m.name: m.serving.version if m.serving else None for m in stats.members if m.alive},
                 "waiting": self.waited_for,
             }

@@ -1,0 +1,193 @@
+"""Low-rank adapters: which layers get one, what engines are given, what a checkpoint keeps.
+
+    W' = W + alpha / r x B A        (Hu et al. 2021, arXiv 2106.09685)
+
+peft puts A and B beside the linear layers of the model that is trained; W stands still. Engines are given W', computed
+tensor by tensor while it is published, under the names of a model without adapters: any engine serves it, a manifest
+covers all that is served, and a version has one checksum however it was trained. The learner computes x W + x A B and
+the engine x W', which agree to float32 rounding.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from asyncrl.config.recipe import Lora
+from asyncrl.learners.model import ModelError
+from asyncrl.weights.manifest import combined_checksum, model_tensors
+
+if TYPE_CHECKING:
+    from peft.tuners.lora import Linear as AdaptedLinear
+
+ADAPTER = "adapter"
+"""Folder of a checkpoint that holds the adapter alone, as peft loads it."""
+
+TENSORS = "adapter_model.safetensors"
+BASE = "base.json"
+PREFIX = "base_model.model."
+"""Of every name in peft's files."""
+
+
+def attach(model: PreTrainedModel, config: Lora, *, seed: int, base: str) -> None:
+    """Freeze `model` and put adapters beside the layers that `config` names; from then on only they are trained.
+
+    A is random by `seed`, B is zero, so the model computes what it computed before. `base`: what to call the model in
+    the adapter's files. Raises ModelError: peft is missing, or a name fits no linear layer.
+    """
+    try:
+        from peft import LoraConfig, TaskType, inject_adapter_in_model
+    except ImportError as error:
+        raise ModelError(f"model.lora needs the package peft ({error}): pip install 'asyncrl[lora]'") from error
+    if not isinstance(config.target_modules, str):
+        _check_targets(model, config.target_modules)
+    checksum = combined_checksum(model_tensors(model)[0])
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        inject_adapter_in_model(
+            LoraConfig(
+                r=config.r,
+                lora_alpha=config.alpha,  # type: ignore[arg-type]  # annotated int; only ever divided by r
+                target_modules=config.target_modules,
+                task_type=TaskType.CAUSAL_LM,
+                base_model_name_or_path=base,
+            ),
+            model,
+        )
+    trained_on: Any = {"path": base, "xxh3": checksum}
+    model.adapter_base = trained_on
+
+
+def has_adapter(model: PreTrainedModel) -> bool:
+    """Whether `attach` was called."""
+    return hasattr(model, "adapter_base")
+
+
+@dataclass(frozen=True, slots=True)
+class ServedWeights:
+    """The weights of a model as engines hold them; iterating gives (name, tensor), adapters merged one at a time.
+
+    Names and order are those of a model without adapters. `tied`: alias -> source, as in `model_tensors`.
+    """
+
+    parts: Sequence[tuple[str, torch.Tensor, AdaptedLinear | None]]  # the layer whose adapter is added, if it has one
+    tied: dict[str, str]
+
+    @property
+    def elements(self) -> int:
+        """Numbers in all tensors."""
+        return sum(tensor.numel() for _, tensor, _ in self.parts)
+
+    @torch.no_grad()
+    def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
+        for name, tensor, layer in self.parts:
+            yield name, tensor if layer is None else tensor + layer.get_delta_weight("default").to(tensor.dtype)
+
+
+def served_weights(model: PreTrainedModel) -> ServedWeights:
+    """What to publish of `model`, with or without adapters. Tensors that no adapter changes are live, not copies."""
+    tensors, tied = model_tensors(model)
+    if not has_adapter(model):
+        return ServedWeights([(name, tensor, None) for name, tensor in tensors], tied)
+    layers: dict[str, Any] = dict(model.named_modules())
+    parts: list[tuple[str, torch.Tensor, AdaptedLinear | None]] = []
+    for key, tensor in tensors:
+        layer, inside, rest = key.partition(".base_layer.")
+        if inside:
+            parts.append((f"{layer}.{rest}", tensor, layers[layer] if rest == "weight" else None))
+        elif not any(part.startswith("lora_") for part in key.split(".")):
+            parts.append((key, tensor, None))
+    return ServedWeights(parts, tied)
+
+
+def save_model(model: PreTrainedModel, folder: Path) -> None:
+    """Write what `save_pretrained` writes, adapters merged, and the adapter alone into `folder`/adapter.
+
+    So a checkpoint loads like any other model, and PeftModel.from_pretrained(base, folder/adapter) gives the same.
+    """
+    if not has_adapter(model):
+        model.save_pretrained(folder)
+        return
+    model.save_pretrained(folder, state_dict=dict(served_weights(model)))
+    adapter = folder / ADAPTER
+    adapter.mkdir()
+    save_file({f"{PREFIX}{name}": tensor.contiguous() for name, tensor in _adapter(model).items()}, adapter / TENSORS)
+    model.peft_config["default"].save_pretrained(str(adapter))
+    (adapter / BASE).write_text(json.dumps(_trained_on(model), indent=1))
+
+
+def load_adapter(model: PreTrainedModel, folder: Path) -> None:
+    """Continue the adapter of the checkpoint `folder` on the model that it was trained on, bit for bit.
+
+    Raises ModelError: there is none, it is of other layers or another rank, or the model is not that one.
+    """
+    from peft import set_peft_model_state_dict
+
+    adapter = folder / ADAPTER
+    if not (adapter / TENSORS).is_file():
+        raise ModelError(f"model.lora is set, but the checkpoint {folder} has no adapter: it was trained without one")
+    base, here = json.loads((adapter / BASE).read_bytes()), _trained_on(model)
+    if base["xxh3"] != here["xxh3"]:
+        raise ModelError(
+            f"the adapter in {folder} was trained on {base['path']} (xxh3 {base['xxh3']}), but model.path gives other "
+            f"weights: {here['path']} (xxh3 {here['xxh3']})"
+        )
+    state = {name.removeprefix(PREFIX): tensor for name, tensor in load_file(adapter / TENSORS).items()}
+    expected = {name: tensor.shape for name, tensor in _adapter(model).items()}
+    if expected != {name: tensor.shape for name, tensor in state.items()}:
+        raise ModelError(f"the adapter in {folder} does not fit model.lora: it is of another rank or of other layers")
+    set_peft_model_state_dict(model, state)
+
+
+def _adapter(model: PreTrainedModel) -> dict[str, torch.Tensor]:
+    """A and B of every layer, under peft's names without their prefix."""
+    from peft import get_peft_model_state_dict
+
+    # Told not to, it does not ask a hub whether the base model's vocabulary is the same.
+    state: dict[str, torch.Tensor] = get_peft_model_state_dict(model, save_embedding_layers=False)
+    return state
+
+
+def _trained_on(model: PreTrainedModel) -> dict[str, str]:
+    found: Any = model.adapter_base
+    return dict(found)
+
+
+def _check_targets(model: PreTrainedModel, names: Sequence[str]) -> None:
+    """Each name fits at least one module, whole or as the last parts of a dotted name, and only linear ones."""
+    modules = {key: module for key, module in model.named_modules() if key}
+    linear = dict.fromkeys(key.rpartition(".")[2] for key, module in modules.items() if _adaptable(model, module))
+    for name in names:
+        found = [module for key, module in modules.items() if key == name or key.endswith(f".{name}")]
+        wrong = next((module for module in found if not _adaptable(model, module)), None)
+        if found and wrong is None:
+            continue
+        architecture = type(model).__name__
+        why = f"{architecture} has no such module" if wrong is None else f"in {architecture} {_why_not(model, wrong)}"
+        raise ModelError(
+            f'model.lora.target_modules has "{name}", but {why}.\n'
+            f"Write all-linear, or out of its linear layers: {', '.join(linear)}."
+        )
+
+
+def _adaptable(model: PreTrainedModel, module: torch.nn.Module) -> bool:
+    """Linear, with a weight of its own: an adapter beside a tied head would have to change the embedding as well."""
+    return isinstance(module, torch.nn.Linear | Conv1D) and not _is_tied_head(model, module)
+
+
+def _is_tied_head(model: PreTrainedModel, module: torch.nn.Module) -> bool:
+    embedding = model.get_input_embeddings()
+    return module is not embedding and getattr(module, "weight", None) is embedding.weight
+
+
+def _why_not(model: PreTrainedModel, module: torch.nn.Module) -> str:
+    tied = _is_tied_head(model, module)
+    return "that is the head, tied to the embedding" if tied else f"that is no linear layer: {type(module).__name__}"
