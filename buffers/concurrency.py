@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Collection, Iterable
+from collections.abc import Awaitable, Collection, Coroutine, Iterable
 from typing import Any, TypeVar
 
 RECANCEL_S = 0.5
@@ -31,3 +31,15 @@ async def end_all(tasks: Collection[asyncio.Future[Any]]) -> None:
             task.cancel()
         await asyncio.wait(running, timeout=RECANCEL_S)
     await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def stopped(stop: asyncio.Event, work: Coroutine[Any, Any, Any]) -> bool:
+    """Run `work` to its end, or until `stop` is set; True if that came first. Raises what `work` raises."""
+    running, stopping = asyncio.ensure_future(work), asyncio.ensure_future(stop.wait())
+    try:
+        await asyncio.wait({running, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if running.done():
+            running.result()
+        return not running.done()
+    finally:
+        await end_all({running, stopping})

@@ -169,9 +169,9 @@ def sampling_of(recipe: Recipe, stop_token_ids: tuple[int, ...]) -> Sampling:
     )
 
 
-def run_of(recipe: Recipe) -> str:
+def run_of(name: str, seed: int) -> str:
     """What seeds are a function of: the same recipe name under another seed samples otherwise."""
-    return f"{recipe.run.name}/{recipe.run.seed}"
+    return f"{name}/{seed}"
 
 
 def group_requests(

@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from asyncrl.buffers.base import Beat, Buffer, BufferError, FailKind, Member, Ticket, UnknownMember
-from asyncrl.buffers.concurrency import all_or_nothing, end_all
+from asyncrl.buffers.concurrency import all_or_nothing, end_all, stopped
 from asyncrl.collectors.engines.base import Engine, EngineError, Request
 from asyncrl.collectors.evaluation.heldout import Evaluation, evaluate
 from asyncrl.collectors.fleet import CollectorError, Fleet, Host, engine_makers
@@ -81,7 +81,7 @@ async def collect(
     prompts, scorer = await asyncio.to_thread(task_parts, recipe, model_path)  # imports and reads for seconds
     fleet = Fleet(engine_makers(recipe, member.name, model_path))
     try:
-        if await _stopped(stop, all_or_nothing([scorer.start(), fleet.start()])):
+        if await stopped(stop, all_or_nothing([scorer.start(), fleet.start()])):
             return
         while True:
             session = Session(recipe, buffer, member, fleet=fleet, prompts=prompts, scorer=scorer)
@@ -89,23 +89,11 @@ async def collect(
                 return await session.serve(stop)
             except UnknownMember as error:
                 logger.warning("%s; joining again, all work in progress is dropped", error)
-            if await _stopped(stop, asyncio.sleep(REJOIN_S)):
+            if await stopped(stop, asyncio.sleep(REJOIN_S)):
                 return
             member = Member(member.name, uuid.uuid4().hex)
     finally:
         await asyncio.gather(fleet.close(), scorer.close())
-
-
-async def _stopped(stop: asyncio.Event, work: Coroutine[Any, Any, Any]) -> bool:
-    """Run `work` to its end, or until `stop` is set; True if that came first."""
-    running, stopping = asyncio.ensure_future(work), asyncio.ensure_future(stop.wait())
-    try:
-        await asyncio.wait({running, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        if running.done():
-            running.result()
-        return not running.done()
-    finally:
-        await end_all({running, stopping})
 
 
 class TicketEnded(Exception):
@@ -162,7 +150,7 @@ class Session:
         self.recipe, self.buffer, self.member = recipe, buffer, member
         self.fleet, self.prompts, self.scorer = fleet, prompts, scorer
         self.sampling = sampling_of(recipe, prompts.stop_token_ids)
-        self.run = run_of(recipe)
+        self.run = run_of(recipe.run.name, recipe.run.seed)
         self.limit_s = recipe.run.no_progress_s
         self.groups: dict[tuple[int, int], Running] = {}
         self.evaluation: asyncio.Task[None] | None = None

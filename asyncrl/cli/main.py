@@ -15,6 +15,7 @@ COMMANDS = {
     "run": ("asyncrl.cli.run", "Train: store, learner and collector in one go."),
     "learner": ("asyncrl.cli.learner", "The learner process alone; creates the run."),
     "collector": ("asyncrl.cli.collector", "A collector process alone; joins a run."),
+    "eval": ("asyncrl.cli.eval", "Evaluate a run, a checkpoint or a model on held-out rows."),
     "buffer": ("asyncrl.cli.buffer", "Serve a store; audit a run's ledger."),
     "bench": ("asyncrl.cli.bench", "Benchmarks against targets."),
 }

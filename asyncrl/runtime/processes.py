@@ -69,7 +69,7 @@ async def learner(recipe: Recipe, *, url: str, folder: Path, resume: bool, stop:
     try:
         # The run appears when its model is there: a collector on this host then finds the built-in one made.
         model_path = await asyncio.to_thread(models.resolve, recipe)
-        _use_threads(model_path)
+        use_threads(model_path)
         buffer = await _claim_run(store, recipe, model_path, resume=resume)
         from asyncrl.learners.model import ModelError  # loads torch, as does the next
         from asyncrl.learners.service import learn
@@ -110,7 +110,7 @@ async def collector(
         recipe = recipe_from_document(buffer.recipe, overrides=overrides)
         simulated = isinstance(recipe.collector.engine, SimulatedEngine)
         model_path = None if simulated else await asyncio.to_thread(models.resolve, recipe)
-        _use_threads(model_path)
+        use_threads(model_path)
         member = Member(name=name, incarnation=uuid.uuid4().hex)
         await _work(
             collect(recipe, buffer, member, model_path=model_path, stop=stop),
@@ -202,7 +202,8 @@ async def _work(work: Awaitable[None], what: str, *, bad_input: tuple[type[Excep
         raise RunFailed(f"{what} failed: {type(error).__name__}: {error}") from error
 
 
-def _use_threads(model_path: Path | None) -> None:
+def use_threads(model_path: Path | None) -> None:
+    """Give torch in this process the threads that suit the model (`models.threads`)."""
     import torch
 
     if (count := models.threads(model_path)) is not None:

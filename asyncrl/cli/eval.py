@@ -1,0 +1,132 @@
+"""`asyncrl eval`: how good a run, a checkpoint or a recipe's model is on rows that are not trained on."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+
+from asyncrl.cli.options import set_option
+
+GRACE_S = 10.0
+"""What a signal leaves: an evaluation keeps nothing, this only bounds its end."""
+
+SAMPLES = 4
+
+
+def whole_numbers(ctx: click.Context, param: click.Parameter, text: str | None) -> list[int] | None:
+    """`1,2,8`, ascending and each once; None where not given."""
+    if text is None:
+        return None
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() and int(part) > 0 for part in parts):
+        raise click.BadParameter(f"{text!r}: write whole numbers from 1 on, such as 1,4,16", ctx, param)
+    return sorted({int(part) for part in parts})
+
+
+def powers_of_two(most: int) -> Sequence[int]:
+    """
+    >>> powers_of_two(1), powers_of_two(6)
+    ([1], [1, 2, 4])
+    """
+    return [1 << exponent for exponent in range(most.bit_length())]
+
+
+@click.command("eval")
+@click.argument("target", required=False)
+@click.option("--against", metavar="TARGET", help="Compare with another one, on the same prompts and seeds.")
+@click.option("--recipe", metavar="RECIPE", help="Whose task is evaluated, for a model folder outside a run's folder.")
+@click.option("--n", "samples", type=click.IntRange(min=1), help=f"Answers per prompt; left out: {SAMPLES}, greedy 1.")
+@click.option("--k", "ks", callback=whole_numbers, metavar="K,...", help="Of pass@k; left out: 1, 2, 4, ... up to n.")
+@click.option("--prompts", type=click.IntRange(min=1), help="Held-out rows, from the first; left out: eval.prompts.")
+@click.option("--temperature", type=click.FloatRange(min=0), help="0 is greedy; left out: the recipe's.")
+@click.option("--max-tokens", type=click.IntRange(min=1), help="Of an answer; left out: the recipe's.")
+@click.option("--seed", type=click.IntRange(min=0), help="Of sampling and intervals; left out: run.seed.")
+@click.option(
+    "--pass-above", type=float, default=0.0, show_default=True, help="An answer passes if its reward is above this."
+)
+@click.option("--json", "file", type=click.Path(path_type=Path, dir_okay=False), help="Write it all, answers too.")
+@set_option
+def eval(
+    target: str | None,
+    against: str | None,
+    recipe: str | None,
+    samples: int | None,
+    ks: list[int] | None,
+    temperature: float | None,
+    file: Path | None,
+    overrides: tuple[str, ...],
+    prompts: int | None,
+    seed: int | None,
+    **options: Any,
+) -> int:
+    """Sample answers to held-out rows, score them: pass@k and mean reward, with 95 % intervals over prompts.
+
+    TARGET is a run (a folder or a name; left out: the newest), a checkpoint's folder, or a recipe, whose model is taken
+    as it is. No store and no other process is needed. RUN --against RUN/recipe.yaml shows what a run changed.
+    """
+    if temperature == 0 and (samples or 1) > 1:
+        raise click.UsageError(f"--n {samples} with --temperature 0: greedy answers to one prompt are all the same")
+    samples = samples or (1 if temperature == 0 else SAMPLES)
+    if ks and ks[-1] > samples:
+        raise click.UsageError(f"--k {ks[-1]} needs at least as many answers per prompt: --n {ks[-1]}")
+    if file is not None and not file.parent.is_dir():  # not only after minutes of sampling
+        raise click.UsageError(f"--json {file}: there is no folder {file.parent}")
+    from asyncrl.buffers.concurrency import stopped
+    from asyncrl.runtime import evaluation, signals
+
+    ours = evaluation.find_target(target, recipe=recipe, overrides=overrides)
+    theirs = None if against is None else evaluation.find_against(against, ours)
+    plan = evaluation.Plan(
+        prompts=prompts or ours.recipe.eval.prompts,
+        samples=samples,
+        ks=ks or powers_of_two(samples),
+        temperature=temperature,
+        seed=ours.recipe.run.seed if seed is None else seed,
+        **options,
+    )
+
+    async def work() -> None:
+        with _progress() as on_answer:
+            document = await evaluation.evaluate(ours, theirs, plan, on_answer=on_answer)
+        _tell(document, file)
+
+    async def main(stop: asyncio.Event) -> int:
+        await stopped(stop, work())
+        return 0
+
+    return signals.run(main, grace_s=GRACE_S)
+
+
+def _tell(document: dict[str, Any], file: Path | None) -> None:
+    from asyncrl.telemetry.evaluation import render
+
+    if file is not None:
+        file.write_text(json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
+    render(document, terminal=sys.stdout.isatty(), file=sys.stdout)
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[str, int, int], None]]:
+    """Bars on standard error where it is a terminal, else nothing."""
+    if not sys.stderr.isatty():
+        yield lambda name, done, total: None
+        return
+    from rich.console import Console
+    from rich.progress import Progress, TaskID
+
+    with Progress(console=Console(stderr=True), transient=True) as bars:
+        tasks: dict[str, TaskID] = {}
+
+        def show(name: str, done: int, total: int) -> None:
+            if name not in tasks:
+                tasks[name] = bars.add_task(name)
+            bars.update(tasks[name], completed=done, total=total)
+
+        yield show

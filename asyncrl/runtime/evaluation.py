@@ -1,0 +1,208 @@
+"""`asyncrl eval`: what is evaluated (a run, a checkpoint, a recipe's model), and the document that comes out of it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from asyncrl.config.loading import is_path, load_recipe, packaged_recipes
+from asyncrl.config.merge import flatten
+from asyncrl.config.overrides import override_document
+from asyncrl.config.recipe import Recipe, SimulatedEngine
+from asyncrl.data.jsonl import DataError
+from asyncrl.runtime import folder as folders
+from asyncrl.runtime import models
+from asyncrl.runtime.processes import RunFailed, use_threads
+from asyncrl.tasks.base import TaskError
+
+if TYPE_CHECKING:
+    from asyncrl.collectors.engines.base import Sampling
+
+MODEL_PATH = "model.path"
+
+
+class TargetError(Exception):
+    """What should be evaluated cannot be found or used; names it and the fix."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Something to evaluate: `recipe.model` is its model. `name` is for a person."""
+
+    name: str
+    recipe: Recipe
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How. `temperature` and `max_tokens` None: the recipe's. `ks`: of pass@k, each at most `samples`."""
+
+    prompts: int
+    samples: int
+    ks: Sequence[int]
+    temperature: float | None
+    max_tokens: int | None
+    seed: int
+    pass_above: float
+
+    def adjust(self, sampling: Sampling) -> Sampling:
+        """The recipe's sampling, with what this plan sets instead."""
+        return replace(
+            sampling,
+            temperature=sampling.temperature if self.temperature is None else self.temperature,
+            max_tokens=self.max_tokens or sampling.max_tokens,
+        )
+
+
+def find_target(given: str | None, *, recipe: str | None = None, overrides: Sequence[str] = ()) -> Target:
+    """A run (folder, name; None: the newest), a checkpoint or other model folder, or a recipe (path, packaged name).
+
+    A name that is both a run's and a packaged recipe's means the run. `recipe`: of a model folder that lies in no run's
+    folder. Raises TargetError, RunFolderError, RecipeError.
+    """
+    if given is not None and _is_model(given):
+        return _checkpoint(given, recipe, overrides)
+    if recipe is not None:
+        raise TargetError(
+            f"--recipe goes with a checkpoint's folder, and {given or 'the newest run'} has its own recipe"
+        )
+    if given is not None and is_path(given) and Path(given).expanduser().is_file():
+        return _recipe(given, overrides)
+    try:
+        return _run(folders.find(given), overrides)
+    except folders.RunFolderError:
+        if given in packaged_recipes():
+            return _recipe(given, overrides)
+        if given is None:
+            raise
+        raise TargetError(
+            f"{given} is no run folder (with recipe.yaml), no model folder (with config.json), no recipe file, and no "
+            f"name of a run in {folders.PARENT.resolve()} or of a packaged recipe ({', '.join(packaged_recipes())})"
+        ) from None
+
+
+def find_against(given: str, target: Target) -> Target:
+    """What `target` is compared with, in the same forms. Raises what `find_target` raises."""
+    if not _is_model(given):
+        return find_target(given)
+    folder = _intact(given)
+    model = msgspec.structs.replace(target.recipe.model, path=str(folder))
+    return Target(f"checkpoint {folder}", msgspec.structs.replace(target.recipe, model=model))
+
+
+def _recipe(name: str, overrides: Sequence[str]) -> Target:
+    recipe = load_recipe(name, overrides=overrides, single_process=True).recipe
+    return Target(f"recipe {name}, model {recipe.model.path} as it is", recipe)
+
+
+def _run(folder: Path, overrides: Sequence[str]) -> Target:
+    from asyncrl.learners.checkpoint import find_resumable  # loads torch
+
+    checkpoint = find_resumable(folder / "checkpoints")
+    if checkpoint is None:
+        raise TargetError(
+            f"run {folder} has no intact checkpoint yet; {folder / 'recipe.yaml'} evaluates the model it started from"
+        )
+    name = f"run {folder}, version {checkpoint.weights.version}"
+    return Target(name, _with_model(str(folder / "recipe.yaml"), checkpoint.folder, overrides))
+
+
+def _checkpoint(given: str, recipe: str | None, overrides: Sequence[str]) -> Target:
+    folder = _intact(given)
+    if recipe is None:
+        own = folder.parent.parent / "recipe.yaml"  # <run>/checkpoints/version-000020
+        if not own.is_file():
+            raise TargetError(f"{folder} lies in no run's folder; say by which recipe's task: --recipe RECIPE")
+        recipe = str(own)
+    return Target(f"checkpoint {folder}", _with_model(recipe, folder, overrides))
+
+
+def _is_model(given: str) -> bool:
+    return (Path(given).expanduser() / "config.json").is_file()
+
+
+def _intact(given: str) -> Path:
+    """A model folder, compared with its checksums if it is a checkpoint of a run. Raises TargetError."""
+    from asyncrl.learners.checkpoint import MANIFEST, CheckpointError, load  # loads torch
+
+    folder = Path(given).expanduser().resolve()
+    if (folder / MANIFEST).is_file():
+        try:
+            load(folder)
+        except CheckpointError as error:
+            raise TargetError(str(error)) from None
+    return folder
+
+
+def _with_model(recipe: str, folder: Path, overrides: Sequence[str]) -> Recipe:
+    """The recipe with the model in `folder` as its own."""
+    if MODEL_PATH in flatten(override_document(overrides)):
+        raise TargetError(f"--set {MODEL_PATH}: the model is {folder}; to evaluate another one give a recipe")
+    own = f"{MODEL_PATH}={json.dumps(str(folder))}"  # JSON text in quotes is YAML
+    return load_recipe(recipe, overrides=[*overrides, own], single_process=True).recipe
+
+
+async def evaluate(
+    target: Target, against: Target | None, plan: Plan, *, on_answer: Callable[[str, int, int], None]
+) -> dict[str, Any]:
+    """Evaluate `target`, and `against` on the very same prompts and seeds. `on_answer` hears whose answers are
+    sampled, how many by now, of how many.
+
+    Both are evaluated by the task and settings of `target`'s recipe; of `against` only the model is taken. Returns a
+    JSON document: of each its `target`, `model`, `report` and `answers`, and the `difference`. Raises what a person can
+    have caused before the work starts as the error of its part, RunFailed after.
+    """
+    if isinstance(target.recipe.collector.engine, SimulatedEngine):
+        raise TargetError("collector.engine.type is simulated: it has no model, so there is nothing to evaluate")
+    from asyncrl.collectors.evaluation.report import comparison
+    from asyncrl.collectors.rollout import sampling_of
+
+    document = await _evaluate_one(target.recipe, target, plan, on_answer)
+    sampling = plan.adjust(sampling_of(target.recipe, ()))
+    document["sampling"] = {"temperature": sampling.temperature, "max_tokens": sampling.max_tokens}
+    if against is not None:
+        other = await _evaluate_one(target.recipe, against, plan, on_answer)
+        difference = comparison(
+            document["answers"], other["answers"], ks=plan.ks, pass_above=plan.pass_above, seed=plan.seed
+        )
+        document = {**document, "against": other, "difference": difference}
+    return document
+
+
+async def _evaluate_one(
+    recipe: Recipe, target: Target, plan: Plan, on_answer: Callable[[str, int, int], None]
+) -> dict[str, Any]:
+    from asyncrl.collectors.evaluation.report import report
+    from asyncrl.collectors.evaluation.standalone import evaluate_folder  # loads torch, as does the next
+    from asyncrl.learners.model import ModelError
+
+    path = await asyncio.to_thread(models.resolve, target.recipe)
+    use_threads(path)
+    try:
+        answers = await evaluate_folder(
+            recipe,
+            path,
+            prompts=plan.prompts,
+            samples=plan.samples,
+            seed=plan.seed,
+            adjust=plan.adjust,
+            on_answer=partial(on_answer, target.name),
+        )
+    except (DataError, TaskError, ModelError):
+        raise
+    except Exception as error:
+        raise RunFailed(f"the evaluation of {target.name} failed: {type(error).__name__}: {error}") from error
+    numbers = report(answers, ks=plan.ks, samples=plan.samples, pass_above=plan.pass_above, seed=plan.seed)
+    return {
+        "target": target.name,
+        "model": str(path),
+        "report": numbers,
+        "answers": answers,
+    }

@@ -1,0 +1,134 @@
+"""How an evaluation reads: a table of numbers with their intervals, and three answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TextIO
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from asyncrl.telemetry import text
+from asyncrl.telemetry.summary import shorten
+
+SHOWN_ANSWERS = 3
+
+
+def render(document: Mapping[str, Any], *, terminal: bool, file: TextIO) -> None:
+    """Print what `runtime.evaluation.evaluate` returned. `terminal`: with colour and tables."""
+    facts, (head, *rows), answers = fact_rows(document), metric_rows(document), answer_rows(document)
+    if not terminal:
+        for name, value in facts:
+            file.write(f"{name:<10}  {value}\n")
+        for row in (head, *rows):
+            file.write("  ".join(f"{cell:<{_WIDTHS[column]}}" for column, cell in enumerate(row)).rstrip() + "\n")
+        for prompt, answer in answers:
+            file.write(f"prompt {prompt}: {answer}\n")
+        file.flush()
+        return
+    console = Console(file=file, force_terminal=True, highlight=False)
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="bold", no_wrap=True)
+    grid.add_column(overflow="fold")
+    for name, value in facts:
+        grid.add_row(name, Text(value))
+    console.print(grid)
+    table = Table(*head, box=None, pad_edge=False, header_style="bold")
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row))
+    console.print(table)
+    samples = Table("prompt", "answer", box=None, pad_edge=False, header_style="bold")
+    for prompt, answer in answers:
+        samples.add_row(Text(prompt), Text(answer))
+    console.print(samples)
+
+
+_WIDTHS = (10, 24, 24, 26, 20)
+"""Of the columns of `metric_rows` where nothing lines them up."""
+
+
+def fact_rows(document: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What was evaluated, how, and what could not be scored."""
+    report, sampling = document["report"], document["sampling"]
+    temperature = sampling["temperature"]
+    how = "greedy" if temperature == 0 else f"{report['samples']} samples each at temperature {temperature:g}"
+    facts = [("evaluated", document["target"])]
+    if "against" in document:
+        facts.append(("against", document["against"]["target"]))
+    facts.append(
+        (
+            "on",
+            f"{report['prompts']} held-out prompts, {how}, at most {sampling['max_tokens']} tokens, "
+            f"seed {report['seed']}; an answer passes if its reward is above {report['pass_above']:g}",
+        )
+    )
+    facts.append(("unscored", _unscored(report)))
+    if "against" in document:
+        facts.append(("", f"against: {_unscored(document['against']['report'])}"))
+    return facts
+
+
+def metric_rows(document: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """A head and a row for each metric: with `against`, both, their difference, and prompts by its sign."""
+    metrics = document["report"]["metrics"]
+    if "against" not in document:
+        return [("", "mean [95 % interval]"), *((name, _estimate(value)) for name, value in metrics.items())]
+    other, difference = document["against"]["report"]["metrics"], document["difference"]["metrics"]
+    return [
+        ("", "mean [95 % interval]", "against", "difference, paired", "better/equal/worse"),
+        *(
+            (
+                name,
+                _estimate(value),
+                _estimate(other[name]),
+                _estimate(difference[name], sign="+"),
+                "{better}/{equal}/{worse}".format(**difference[name]),
+            )
+            for name, value in metrics.items()
+        ),
+    ]
+
+
+def answer_rows(document: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """(prompt, answer and what was expected) of the first sample of the first prompts."""
+    shown = _first_samples(document["answers"])
+    against = _first_samples(document["against"]["answers"]) if "against" in document else {}
+    rows = []
+    for row_id in list(shown)[:SHOWN_ANSWERS]:
+        answer = shown[row_id]
+        said = f"{_answer(answer)}, expected {shorten(answer['expected'])}"
+        if row_id in against:
+            said += f"; against: {_answer(against[row_id])}"
+        rows.append((shorten(answer["prompt"]), said))
+    return rows
+
+
+def _first_samples(answers: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+    first: dict[str, Mapping[str, Any]] = {}
+    for answer in answers:
+        first.setdefault(answer["row_id"], answer)
+    return first
+
+
+def _answer(answer: Mapping[str, Any]) -> str:
+    score = answer["failure"] if answer["reward"] is None else f"reward {answer['reward']:g}"
+    return f"{shorten(answer['answer'])} ({score})"
+
+
+def _unscored(report: Mapping[str, Any]) -> str:
+    cut = f"{text.percent(report['truncated'] / report['answers'] if report['answers'] else None)} cut at the limit"
+    if not report["unscored"]:
+        return f"none of {report['answers']} answers; {cut}"
+    return f"{report['unscored']} of {report['answers']} answers: {text.reasons(report['failures'])}; {cut}"
+
+
+def _estimate(estimate: Mapping[str, Any], *, sign: str = "") -> str:
+    """
+    >>> _estimate({"value": 0.5, "low": 0.25, "high": 0.75}, sign="+")
+    '+0.500 [+0.250, +0.750]'
+    """
+    if estimate["value"] is None:
+        return "-"
+    value, low, high = (format(estimate[key], f"{sign}.3f") for key in ("value", "low", "high"))
+    return f"{value} [{low}, {high}]"

@@ -1,0 +1,112 @@
+"""A model evaluated by itself: the collector's engines, prompts and verifiers around fixed weights, without a store."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from asyncrl.buffers.concurrency import all_or_nothing, end_all
+from asyncrl.collectors.engines.base import Completion, Request, Sampling
+from asyncrl.collectors.evaluation.heldout import Evaluation, evaluate
+from asyncrl.collectors.fleet import CollectorError, Fleet, engine_makers
+from asyncrl.collectors.rollout import run_of, sampling_of
+from asyncrl.collectors.scoring import task_parts
+from asyncrl.config.recipe import Recipe
+from asyncrl.staleness import Weights
+from asyncrl.weights.base import StagedWeights
+
+FIXED = Weights(0, 0)
+"""What the engines are told they serve: an evaluation of a folder belongs to no lineage."""
+
+LOOK_S = 2.0
+"""How often the engines are looked at; the end of the work does not wait for it."""
+
+
+async def evaluate_folder(
+    recipe: Recipe,
+    model_path: Path,
+    *,
+    prompts: int,
+    samples: int,
+    seed: int,
+    adjust: Callable[[Sampling], Sampling],
+    on_answer: Callable[[int, int], None],
+) -> list[dict[str, Any]]:
+    """Answer the first `prompts` held-out rows of the recipe's task `samples` times each with the model in
+    `model_path`, and score the answers: the `answers` of `heldout.evaluate`.
+
+    Same prompts, engine and verifier processes as in a run of the recipe, and with `seed` = `run.seed` the same seeds,
+    so that a run's last checkpoint gives the run's last evaluation. `adjust` changes the recipe's sampling; `on_answer`
+    hears how many answers are sampled, of how many.
+
+    Raises what building the task raises, then EngineError, CollectorError, VerifierError, WeightsError. Takes as long
+    as it takes: an engine that makes no token for `collector.group_timeout_s` ends it.
+    """
+    task, scorer = await asyncio.to_thread(task_parts, recipe, model_path)
+    fleet = Fleet(engine_makers(recipe, "eval", model_path))
+    prompts = min(prompts, task.heldout_rows)
+    sampled = 0
+
+    async def generate(request: Request) -> Completion:
+        nonlocal sampled
+        completion = await fleet.generate(fleet.hosts, request)
+        sampled += 1
+        on_answer(sampled, prompts * samples)
+        return completion
+
+    try:
+        await all_or_nothing([scorer.start(), fleet.start()])
+        await _serve(fleet, await asyncio.to_thread(partial(own_weights, recipe, model_path)))
+        work = asyncio.ensure_future(
+            evaluate(
+                Evaluation("eval", FIXED, prompts, samples),
+                prompts=task,
+                scorer=scorer,
+                generate=generate,
+                sampling=adjust(sampling_of(recipe, task.stop_token_ids)),
+                run=run_of(recipe.run.name, seed),
+            )
+        )
+        result = await _while_moving(fleet, work, limit_s=recipe.collector.group_timeout_s)
+        answers: list[dict[str, Any]] = result["answers"]
+        return answers
+    finally:
+        await asyncio.gather(fleet.close(), scorer.close())
+
+
+def own_weights(recipe: Recipe, model_path: Path) -> StagedWeights:
+    """The weights that a folder written by save_pretrained holds, as they are served: in the recipe's dtype, on the
+    CPU, named and hashed by the one rule that learner and engines share."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from asyncrl.weights.manifest import combined_checksum, model_tensors
+
+    model = AutoModelForCausalLM.from_pretrained(
+        model_path, dtype=getattr(torch, recipe.model.dtype), trust_remote_code=recipe.model.trust_remote_code
+    )
+    tensors, tied = model_tensors(model)
+    return StagedWeights(FIXED, dict(tensors), tied, combined_checksum(tensors))
+
+
+async def _serve(fleet: Fleet, staged: StagedWeights) -> None:
+    for host in fleet.hosts:
+        await host.engine.stage(staged)
+        await host.engine.activate()
+
+
+async def _while_moving(fleet: Fleet, work: asyncio.Future[dict[str, Any]], *, limit_s: float) -> dict[str, Any]:
+    """The result of `work`. Raises CollectorError when an engine with work stands still for `limit_s` seconds; nothing
+    else in an evaluation waits without a limit of its own."""
+    try:
+        while not work.done():
+            await asyncio.wait({work}, timeout=LOOK_S)
+            fleet.fail_still(limit_s)
+            if still := [host for host in fleet.hosts if host.failed]:
+                raise CollectorError(f"engine {still[0].engine.name} failed: {still[0].failed}")
+        return work.result()
+    finally:
+        await end_all([work])
