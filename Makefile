@@ -35,7 +35,7 @@ bench: $(INSTALLED)
 	$(BIN)/asyncrl bench all --quick
 
 docs: $(INSTALLED)
-	$(BIN)/python docs/generate.py
+	$(BIN)/python -m docs.generate
 
 # pip is asked for, not python: a .venv whose creation failed half-way has the one without the other.
 $(INSTALLED): pyproject.toml constraints.txt

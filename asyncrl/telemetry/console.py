@@ -5,7 +5,7 @@ Shows the names and values of metrics.jsonl (`docs/metrics.md`), and between ste
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TextIO
 
 from rich.console import Console
@@ -21,6 +21,18 @@ KEPT_STEPS = 200
 
 ADVICE_STEPS = 10
 """Steps the advice looks back on: long enough that one slow batch is no trend."""
+
+
+FULL_WIDTH = 100
+"""Columns of the panel where the terminal has so many."""
+
+NAME_WIDTH = 16
+"""Columns of a line that the frame and the names take."""
+
+SPARKLINE = 48
+"""Steps a sparkline shows, at most."""
+
+AGE_STYLES = ("green", "yellow", "dark_orange", "red")
 
 
 class RunConsole:
@@ -77,45 +89,111 @@ class RunConsole:
     def _refresh(self) -> None:
         if self._live is not None and (self._records or self._stats):
             self._live.start()  # hides the cursor until `close`, so not before there is something to show
-            self._live.update(self._panel(ascii_only=self._live.console.options.ascii_only), refresh=True)
+            shown = panel(
+                self._records,
+                self._stats,
+                max_steps=self._max_steps,
+                width=self._live.console.width,
+                ascii_only=self._live.console.options.ascii_only,
+            )
+            self._live.update(shown, refresh=True)
 
-    def _panel(self, *, ascii_only: bool) -> Panel:
-        table = Table.grid(padding=(0, 2))
-        table.add_column(style="bold", no_wrap=True)
-        table.add_column(overflow="fold")
-        for name, value in panel_rows(self._records, self._stats, max_steps=self._max_steps, ascii_only=ascii_only):
-            table.add_row(name, Text(value))
-        return Panel(table, title="asyncrl", title_align="left")
+
+def panel(
+    records: Sequence[Mapping[str, Any]],
+    stats: Mapping[str, Any],
+    *,
+    max_steps: int,
+    width: int,
+    ascii_only: bool = False,
+) -> Panel:
+    """The run on one screen, for a terminal of `width` columns: the last of the step `records`, their course, and what
+    the snapshot `stats` (may be empty) knows that is newer. `docs/console.py` draws the same for the README."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    room = max(20, width - NAME_WIDTH)
+    for name, value in panel_rows(records, stats, max_steps=max_steps, room=room, ascii_only=ascii_only):
+        table.add_row(name, value)
+    return Panel(table, title="asyncrl", title_align="left", border_style="dim", width=min(width, FULL_WIDTH))
 
 
 def panel_rows(
-    records: list[Mapping[str, Any]], stats: Mapping[str, Any], *, max_steps: int, ascii_only: bool
-) -> list[tuple[str, str]]:
-    """Names and values of the panel. What `stats` knows is newer than the last record."""
+    records: Sequence[Mapping[str, Any]], stats: Mapping[str, Any], *, max_steps: int, room: int, ascii_only: bool
+) -> list[tuple[str, Text]]:
+    """Names and values of the panel, each value for one line of `room` columns."""
     last = records[-1] if records else {}
     blocks = text.ASCII_BLOCKS if ascii_only else text.BLOCKS
+    line = "=" if ascii_only else "━"
+    width = min(SPARKLINE, room - 34)
     states = stats.get("states") or last.get("buffer") or {}
     held, leased, issued = (states.get(state, "-") for state in ("held", "leased", "issued"))
-    rewards = [record.get("reward/mean") for record in records]
     version = stats.get("version", last.get("version", "-"))
     left = text.time_left(records, max_steps) if records else None
+    done = last.get("step", 0)
+    lost = text.reasons(stats.get("reasons") or last.get("lost") or {}, separator="   ")
+    waiting = _waiting(stats, last, states, ended=done >= max_steps)
+    skipped = sum(1 for record in records if record.get("skipped"))
+
+    filled = text.progress(done / max_steps, width=width)
+
+    def course(key: str, style: str) -> tuple[str, str]:
+        sparkline = text.sparkline([record.get(key) for record in records], width=width, blocks=blocks)
+        return f"{sparkline:<{width}}  ", style
+
     return [
-        ("step", f"{last.get('step', 0)}/{max_steps}   left {text.duration(left)}{_skipped(records)}"),
-        ("reward", f"{text.number(last.get('reward/mean'))}   {text.sparkline(rewards, blocks=blocks)}".rstrip()),
-        ("tokens/s", f"{text.count(last.get('tokens_per_s'))} trained, {text.count(last.get('tokens_total'))} so far"),
-        ("buffer", f"held {held}   leased {leased}   in flight {issued}"),
-        ("age", text.bars(last.get("age/tokens") or {}, block=blocks[-1])),
-        ("lost", text.reasons(stats.get("reasons") or last.get("lost") or {}, separator="   ")),
-        ("ess", text.number(last.get("ess"))),
-        ("weights", f"learner:{version} {text.served(_collectors(stats, last))}"),
-        ("waiting", _waiting(stats, last)),
-        ("advice", text.advice(text.wait_share(records[-ADVICE_STEPS:]))),
+        (
+            "step",
+            Text.assemble(
+                (f"{f'{done}/{max_steps}':<8}", "bold"),
+                (line * filled, "green"),
+                (f"{'-' * (width - filled)}  " if ascii_only else f"{line * (width - filled)}  ", "bright_black"),
+                f"{text.duration(left)} left",
+                (f"  {skipped} skipped (non-finite gradient)" if skipped else "", "bold red"),
+            ),
+        ),
+        (
+            "reward",
+            Text.assemble((f"{text.number(last.get('reward/mean')):<8}", "bold"), course("reward/mean", "cyan")),
+        ),
+        (
+            "groups",
+            Text.assemble(
+                ("all wrong ", "dim"),
+                (text.histogram(last.get("pass_rate") or [], blocks=blocks), "cyan"),
+                (" all right   ", "dim"),
+                f"{text.percent(last.get('zero_variance'))} without gradient",
+            ),
+        ),
+        (
+            "tokens/s",
+            Text.assemble(
+                (f"{text.count(last.get('tokens_per_s')):<8}", "bold"),
+                course("tokens_per_s", "blue"),
+                f"{text.count(last.get('tokens_total'))} trained so far",
+            ),
+        ),
+        ("age", _ages(last.get("age/tokens") or {}, block=line)),
+        (
+            "off-policy",
+            Text(
+                f"ess {text.number(last.get('ess'))}   kl {text.number(last.get('kl'), 4)}   "
+                f"clipped {text.percent(last.get('clip_fraction'))}"
+            ),
+        ),
+        ("buffer", Text(f"{issued} in flight   {held} held   {leased} leased")),
+        ("lost", Text("nothing", "dim") if lost == "-" else Text(lost, "red")),
+        ("weights", Text(f"learner:{version}   {text.served(_collectors(stats, last), separator='   ')}")),
+        ("waiting", Text(waiting, "dim" if waiting == "-" else "yellow")),
+        ("advice", Text(text.advice(text.wait_share(records[-ADVICE_STEPS:])), "italic")),
     ]
 
 
-def _skipped(records: list[Mapping[str, Any]]) -> str:
-    skipped = sum(1 for record in records if record.get("skipped"))
-    return f"   {skipped} skipped (non-finite gradient)" if skipped else ""
+def _ages(counts: Mapping[str, float], *, block: str) -> Text:
+    """The histogram of ages, one colour an age: the older, the warmer."""
+    parts = text.bars(counts, block=block).split("  ")
+    styles = (AGE_STYLES[min(n, len(AGE_STYLES) - 1)] for n in range(len(parts)))
+    return Text("  ").join(Text(part, style) for part, style in zip(parts, styles, strict=True))
 
 
 def _collectors(stats: Mapping[str, Any], last: Mapping[str, Any]) -> Mapping[str, int | None]:
@@ -128,7 +206,12 @@ def _collectors(stats: Mapping[str, Any], last: Mapping[str, Any]) -> Mapping[st
     }
 
 
-def _waiting(stats: Mapping[str, Any], last: Mapping[str, Any]) -> str:
+def _waiting(stats: Mapping[str, Any], last: Mapping[str, Any], states: Mapping[str, int], *, ended: bool) -> str:
+    """Who waits for what: the learner for groups, or collectors for the learner."""
     if "waiting" in stats:
-        return str(stats["waiting"]["reason"]) if stats["waiting"] else "-"
-    return str(last.get("waiting") or "-")
+        learner = stats["waiting"]["reason"] if stats["waiting"] else ""
+    else:
+        learner = last.get("waiting") or ""
+    if not learner and states.get("issued") == 0 and states.get("held") and not ended:
+        return "collectors wait for the learner's step: the window is full"
+    return learner or "-"

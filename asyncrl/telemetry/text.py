@@ -77,6 +77,26 @@ def sparkline(values: Sequence[float | None], *, width: int = 30, blocks: str = 
     )
 
 
+def progress(share: float, *, width: int) -> int:
+    """How many of `width` cells a bar fills.
+
+    >>> progress(0.5, width=9), progress(2.0, width=9)
+    (5, 9)
+    """
+    return math.floor(min(1.0, max(0.0, share)) * width + 0.5)
+
+
+def histogram(counts: Sequence[int], *, blocks: str = BLOCKS) -> str:
+    """Counts as blocks, as high as their share of the largest; a zero is a space, so that one of many is still seen.
+
+    >>> histogram([0, 4, 8, 1])
+    ' ▅█▂'
+    """
+    highest = max(counts, default=0)
+    top = len(blocks) - 1
+    return "".join(blocks[max(1, round(count / highest * top))] if count else " " for count in counts)
+
+
 def shares(counts: Mapping[str, float]) -> str:
     """A histogram as shares, in ascending order of its (whole-number) keys.
 
@@ -112,16 +132,14 @@ def reasons(lost: Mapping[str, int], *, separator: str = " ") -> str:
     return separator.join(f"{reason}:{n}" for n, reason in some) or "-"
 
 
-def served(collectors: Mapping[str, int | None]) -> str:
+def served(collectors: Mapping[str, int | None], *, separator: str = " ") -> str:
     """The version each collector serves.
 
     >>> served({"b": 11, "a": None})
     'a:- b:11'
     """
-    return (
-        " ".join(f"{name}:{'-' if collectors[name] is None else collectors[name]}" for name in sorted(collectors))
-        or "-"
-    )
+    versions = {name: "-" if version is None else version for name, version in collectors.items()}
+    return separator.join(f"{name}:{versions[name]}" for name in sorted(versions)) or "-"
 
 
 def wait_share(records: Iterable[Mapping[str, Any]]) -> float | None:

@@ -7,9 +7,10 @@ import math
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from asyncrl.telemetry import text
-from asyncrl.telemetry.console import RunConsole, panel_rows
+from asyncrl.telemetry.console import FULL_WIDTH, RunConsole, panel, panel_rows
 
 STATS: dict[str, Any] = {
     "states": {"held": 1, "leased": 16, "issued": 8},
@@ -36,6 +37,10 @@ def step(number: int, **changes: Any) -> dict[str, Any]:
         "buffer": {"held": 3, "leased": 0, "issued": 16},
         "age/tokens": {"0": 81, "1": 19},
         "ess": 0.987,
+        "kl": 0.0123,
+        "clip_fraction": 0.08,
+        "pass_rate": [2, 0, 0, 4, 0, 0, 0, 0, 0, 0, 1],
+        "zero_variance": 0.25,
         "lost": {},
         "collectors": {"collector-0": number - 1},
         "waiting": "",
@@ -94,37 +99,59 @@ def test_a_step_with_nothing_known_but_its_number_is_shown() -> None:
     )
 
 
+def rows_of(records: list[Any], stats: dict[str, Any], *, ascii_only: bool = False) -> dict[str, str]:
+    rows = panel_rows(records, stats, max_steps=60, room=50, ascii_only=ascii_only)
+    return {name: value.plain.rstrip() for name, value in rows}
+
+
 def test_the_panel_shows_everything_asked_for() -> None:
-    records: list[Any] = [step(1), step(2, skipped=True)]
-    assert panel_rows(records, {}, max_steps=60, ascii_only=False) == [
-        ("step", "2/60   left 0:46   1 skipped (non-finite gradient)"),
-        ("reward", "0.200   ▁█"),
-        ("tokens/s", "1.8k trained, 2.0k so far"),
-        ("buffer", "held 3   leased 0   in flight 16"),
-        ("age", "0 █████████████████ 81%  1 ████ 19%"),
-        ("lost", "-"),
-        ("ess", "0.987"),
-        ("weights", "learner:2 collector-0:1"),
-        ("waiting", "-"),
-        ("advice", "collector-bound, learner waits 40%: add collectors, slots or age"),
-    ]
+    assert rows_of([step(1), step(2, skipped=True)], {}) == {
+        "step": "2/60    ━━━━━━━━━━━━━━━━  0:46 left  1 skipped (non-finite gradient)",
+        "reward": "0.200   ▁█",
+        "groups": "all wrong ▅  █      ▃ all right   25% without gradient",
+        "tokens/s": "1.8k    ▁▁                2.0k trained so far",
+        "age": "0 ━━━━━━━━━━━━━━━━━ 81%  1 ━━━━ 19%",
+        "off-policy": "ess 0.987   kl 0.0123   clipped 8%",
+        "buffer": "16 in flight   3 held   0 leased",
+        "lost": "nothing",
+        "weights": "learner:2   collector-0:1",
+        "waiting": "-",
+        "advice": "collector-bound, learner waits 40%: add collectors, slots or age",
+    }
 
 
 def test_a_snapshot_between_steps_is_newer_than_the_last_record() -> None:
-    rows = dict(panel_rows([step(2)], STATS, max_steps=60, ascii_only=False))
-    assert rows["buffer"] == "held 1   leased 16   in flight 8"
+    rows = rows_of([step(2)], STATS)
+    assert rows["buffer"] == "8 in flight   1 held   16 leased"
     assert rows["lost"] == "stale/over_age:2"
-    assert rows["weights"] == "learner:5 collector-0:4 collector-1:-"
+    assert rows["weights"] == "learner:5   collector-0:4   collector-1:-"
     assert rows["waiting"] == "step 5 waits for tickets 81, 83 of collector-0"
-    rows = dict(panel_rows([step(2, waiting="old news")], {**STATS, "waiting": None}, max_steps=60, ascii_only=False))
+    rows = rows_of([step(2, waiting="old news")], {**STATS, "waiting": None})
     assert rows["waiting"] == "-"
 
 
+def test_collectors_that_may_start_nothing_are_said_to_wait_for_the_learner() -> None:
+    full = {"issued": 0, "held": 16, "leased": 16}
+    assert rows_of([step(2, buffer=full)], {})["waiting"].startswith("collectors wait for the learner's step")
+    assert rows_of([step(2, buffer=full, waiting="ticket 7 of a")], {})["waiting"] == "ticket 7 of a"
+    assert rows_of([step(60, buffer=full)], {})["waiting"] == "-", "the run has ended"
+
+
 def test_before_the_first_step_the_panel_shows_what_the_store_knows() -> None:
-    rows = dict(panel_rows([], STATS, max_steps=60, ascii_only=True))
-    assert rows["step"] == "0/60   left -"
-    assert rows["buffer"] == "held 1   leased 16   in flight 8"
+    rows = rows_of([], STATS, ascii_only=True)
+    assert rows["step"] == "0/60    ----------------  - left"
+    assert rows["buffer"] == "8 in flight   1 held   16 leased"
     assert rows["advice"] == "-"
+
+
+def test_no_line_of_the_panel_wraps_or_is_longer_than_the_terminal() -> None:
+    records = [step(number, **{"tokens_per_s": 1e6, "tokens_total": 10**9}) for number in range(1, 101)]
+    for width in (80, FULL_WIDTH, 200):
+        file = io.StringIO()
+        Console(file=file, width=width).print(panel(records, STATS, max_steps=10_000, width=width))
+        lines = file.getvalue().splitlines()
+        assert len(lines) == 13, file.getvalue()
+        assert {len(line) for line in lines} == {min(width, FULL_WIDTH)}
 
 
 def test_a_console_that_had_nothing_to_show_leaves_the_terminal_alone() -> None:
@@ -146,9 +173,9 @@ def test_on_a_terminal_of_any_encoding_a_panel_is_drawn(encoding: str) -> None:
     file.flush()
     shown = raw.getvalue().decode(encoding)
     assert "store up [not markup]" in shown
-    assert "1/60   left 0:47" in shown
+    assert "0:47 left" in shown
     assert "step 5 waits for tickets 81, 83 of collector-0" in shown
-    assert ("█" in shown) == (encoding == "utf-8")
+    assert ("━" in shown) == (encoding == "utf-8")
 
 
 def test_a_sparkline_runs_from_the_lowest_to_the_highest_value_shown() -> None:
