@@ -1,7 +1,10 @@
-"""Supervised training on (prompt, answer) token ids: packed, loss on the answers only.
+"""Supervised training on token ids: packed, loss on the answers only.
 
 The loss of a step is the mean negative log-likelihood over all answer tokens of the step (their number, over all its
 micro-batches, is the one denominator), so that the gradient does not depend on how the examples are packed.
+
+`train_supervised` is a whole training in memory, for what asyncrl makes itself; `sft_service.py` is the one that a
+person starts, stops and resumes.
 """
 
 from __future__ import annotations
@@ -21,10 +24,16 @@ if TYPE_CHECKING:
 
 
 class Example(NamedTuple):
-    """One conversation to imitate. `answer` is what the loss is on; it includes the token that ends an answer."""
+    """One conversation to imitate. `trained` (0 or 1 a token) is where the loss is: on answers, and on the tokens that
+    end them."""
 
-    prompt: Sequence[int]
-    answer: Sequence[int]
+    token_ids: Sequence[int]
+    trained: Sequence[int]
+
+    @classmethod
+    def of(cls, prompt: Sequence[int], answer: Sequence[int]) -> Example:
+        """A prompt and its answer, the token that ends it included."""
+        return cls([*prompt, *answer], [0] * len(prompt) + [1] * len(answer))
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,15 +73,17 @@ class Microbatch:
 def pack_examples(examples: Iterable[Example], max_tokens: int) -> Iterator[Microbatch]:
     """Greedy packing in the given order: as many whole examples as fit into `max_tokens`.
 
-    Raises ValueError for an example that is empty on either side (nothing would condition or be trained) or longer
-    than `max_tokens`.
+    Raises ValueError for an example with a trained first token (nothing conditions it), with nothing to train, or
+    longer than `max_tokens`.
     """
     pending: list[Example] = []
     size = 0
     for index, example in enumerate(examples):
-        length = len(example.prompt) + len(example.answer)
-        if not example.prompt or not example.answer:
-            raise ValueError(f"example {index} has an empty {'answer' if example.prompt else 'prompt'}; leave it out")
+        length = len(example.token_ids)
+        if not any(example.trained) or example.trained[0]:
+            raise ValueError(
+                f"example {index} has an empty {'prompt' if any(example.trained) else 'answer'}; leave it out"
+            )
         if length > max_tokens:
             raise ValueError(
                 f"example {index} has {length} tokens, max_tokens_per_microbatch is {max_tokens}: raise it"
@@ -87,12 +98,31 @@ def pack_examples(examples: Iterable[Example], max_tokens: int) -> Iterator[Micr
 
 
 def _pack(examples: Sequence[Example]) -> Microbatch:
-    lengths = torch.tensor([0] + [len(e.prompt) + len(e.answer) for e in examples])
     return Microbatch(
-        token_ids=torch.tensor([token for e in examples for part in e for token in part]),
-        cu_seqlens=lengths.cumsum(0),
-        answer=torch.tensor([flag for e in examples for flag in [False] * len(e.prompt) + [True] * len(e.answer)]),
+        token_ids=torch.tensor([token for e in examples for token in e.token_ids]),
+        cu_seqlens=torch.tensor([0] + [len(e.token_ids) for e in examples]).cumsum(0),
+        answer=torch.tensor([flag for e in examples for flag in e.trained], dtype=torch.bool),
     )
+
+
+def accumulate(
+    model: PreTrainedModel, examples: Iterable[Example], *, max_tokens: int, denominator: float = 1.0
+) -> float:
+    """Sum of the answers' negative log-likelihoods (nats) / `denominator`; its gradient is added to the parameters'
+    where gradients are enabled."""
+    total = 0.0
+    for batch in pack_examples(examples, max_tokens):
+        logprobs = token_logprobs(model, batch.token_ids.to(model.device), batch.cu_seqlens.to(model.device))
+        part = -logprobs[batch.answer.to(model.device)].sum() / denominator
+        if torch.is_grad_enabled():
+            part.backward()  # type: ignore[no-untyped-call]  # torch leaves it unannotated
+        total += part.item()
+    return total
+
+
+def answer_tokens(examples: Iterable[Example]) -> int:
+    """How many tokens the loss is on."""
+    return sum(sum(example.trained) for example in examples)
 
 
 def train_supervised(
@@ -109,7 +139,6 @@ def train_supervised(
     it can be, and in the mode (dropout or not) that it shall have. Raises ValueError if there is no example at all;
     FloatingPointError on a non-finite loss or gradient, before it is applied.
     """
-    device = next(model.parameters()).device
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=config.learning_rate, betas=config.betas, weight_decay=config.weight_decay
     )
@@ -121,14 +150,9 @@ def train_supervised(
         learning_rate = config.learning_rate * min(1.0, step / max(1, config.warmup_steps))
         for group in optimizer.param_groups:
             group["lr"] = learning_rate
-        tokens = sum(len(example.answer) for example in chosen)
-        loss = 0.0
+        tokens = answer_tokens(chosen)
         optimizer.zero_grad(set_to_none=True)
-        for batch in pack_examples(chosen, config.max_tokens_per_microbatch):
-            logprobs = token_logprobs(model, batch.token_ids.to(device), batch.cu_seqlens.to(device))
-            part = -logprobs[batch.answer.to(device)].sum() / tokens
-            part.backward()  # type: ignore[no-untyped-call]  # torch leaves it unannotated
-            loss += part.item()
+        loss = accumulate(model, chosen, max_tokens=config.max_tokens_per_microbatch, denominator=tokens)
         grad_norm = float(torch.nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm))
         if not torch.tensor([loss, grad_norm]).isfinite().all():
             raise FloatingPointError(

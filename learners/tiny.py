@@ -281,7 +281,7 @@ def _examples(
     while True:
         row = rows[rng.randrange(len(rows))]
         answer = tokenizer.encode(corrupt(row.answer), add_special_tokens=False)
-        yield Example(render(tokenizer, task.messages(row)), [*answer, tokenizer.eos_token_id])
+        yield Example.of(render(tokenizer, task.messages(row)), [*answer, tokenizer.eos_token_id])
 
 
 # --- judging one ------------------------------------------------------------------------------------------------------
@@ -297,7 +297,7 @@ def success(model: PreTrainedModel, examples: Sequence[Example], *, temperature:
     The chance that a sampled answer is the right one is exp(sum of its tokens' log-probs, the end mark's included), so
     this needs no sampling, and has only the noise of the choice of prompts.
     """
-    (batch,) = pack_examples(examples, sum(len(e.prompt) + len(e.answer) for e in examples))
+    (batch,) = pack_examples(examples, sum(len(e.token_ids) for e in examples))
     logprobs = token_logprobs(model, batch.token_ids, batch.cu_seqlens, temperature=temperature)
     answers = torch.where(batch.answer, logprobs, 0.0).cumsum(0, dtype=torch.float64)
     # A sequence starts with its prompt, where the running sum stands still: it is the sum of all answers before.

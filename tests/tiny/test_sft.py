@@ -32,7 +32,7 @@ def examples(count: int, seed: int = 0) -> list[Example]:
     def some(most: int) -> list[int]:
         return [rng.randrange(264) for _ in range(rng.randint(1, most))]
 
-    return [Example(some(12), some(7)) for _ in range(count)]
+    return [Example.of(some(12), some(7)) for _ in range(count)]
 
 
 def one_step(model: PreTrainedModel, data: list[Example], **changes: int) -> SftStep:
@@ -40,15 +40,14 @@ def one_step(model: PreTrainedModel, data: list[Example], **changes: int) -> Sft
     return train_supervised(model, iter(data), config)
 
 
-@given(st.lists(st.builds(Example, tokens, tokens), max_size=30), st.integers(18, 60))
+@given(st.lists(st.builds(Example.of, tokens, tokens), max_size=30), st.integers(18, 60))
 def test_packing_keeps_every_token_in_order_and_within_the_budget(data: list[Example], budget: int) -> None:
     batches = list(pack_examples(data, budget))
     rows = []
     for batch in batches:
         assert batch.token_ids.numel() <= budget
         for start, end in zip(batch.cu_seqlens.tolist(), batch.cu_seqlens.tolist()[1:], strict=False):
-            ids, flags = batch.token_ids[start:end], batch.answer[start:end]
-            rows.append(Example(ids[~flags].tolist(), ids[flags].tolist()))
+            rows.append(Example(batch.token_ids[start:end].tolist(), batch.answer[start:end].int().tolist()))
     assert rows == data
 
 
@@ -66,11 +65,11 @@ def test_loss_and_gradient_are_those_of_the_mean_over_answer_tokens_alone() -> N
     model, reference = new_model(), new_model(packed=False)
     report = one_step(model, data)
     nll, count = torch.zeros(()), 0
-    for prompt, answer in data:  # one sequence at a time, with transformers' own labels
-        ids = torch.tensor([[*prompt, *answer]])
-        labels = torch.tensor([[-100] * len(prompt) + list(answer)])
-        nll = nll + reference(input_ids=ids, labels=labels).loss * len(answer)
-        count += len(answer)
+    for token_ids, trained in data:  # one sequence at a time, with transformers' own labels
+        ids = torch.tensor([token_ids])
+        labels = ids.where(torch.tensor([trained]).bool(), -100)
+        nll = nll + reference(input_ids=ids, labels=labels).loss * sum(trained)
+        count += sum(trained)
     (nll / count).backward()
     norm = torch.stack([p.grad.norm() for p in reference.parameters() if p.grad is not None]).norm()
     assert report.tokens == count
@@ -110,7 +109,7 @@ def test_data_that_ends_is_trained_to_its_last_example() -> None:
     data = examples(5)
     config = SftConfig(max_steps=100, learning_rate=1e-3, examples_per_step=2)
     train_supervised(new_model(), iter(data), config, after_step=lambda step: seen.append(step) or False)
-    assert sum(step.tokens for step in seen) == sum(len(example.answer) for example in data)
+    assert sum(step.tokens for step in seen) == sum(sum(example.trained) for example in data)
     assert len(seen) == 3
 
 
@@ -118,9 +117,9 @@ def test_data_that_ends_is_trained_to_its_last_example() -> None:
     ("data", "message"),
     [
         ([], "no example"),
-        ([Example([], [1])], "example 0 has an empty prompt"),
-        ([Example([1], [2]), Example([1], [])], "example 1 has an empty answer"),
-        ([Example([1] * 30, [2] * 3)], "example 0 has 33 tokens, max_tokens_per_microbatch is 32"),
+        ([Example.of([], [1])], "example 0 has an empty prompt"),
+        ([Example.of([1], [2]), Example.of([1], [])], "example 1 has an empty answer"),
+        ([Example.of([1] * 30, [2] * 3)], "example 0 has 33 tokens, max_tokens_per_microbatch is 32"),
     ],
 )
 def test_data_that_cannot_be_trained_is_refused_by_name(data: list[Example], message: str) -> None:

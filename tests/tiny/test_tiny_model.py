@@ -81,7 +81,7 @@ def test_expected_success_is_what_sampling_and_greedy_decoding_give(short_tiny: 
     tokenizer = AutoTokenizer.from_pretrained(short_tiny)
     task = build_task(ReverseTask(digits=SHORT), seed=0)
     examples = [
-        Example(
+        Example.of(
             render(tokenizer, task.messages(row)),
             [*tokenizer.encode(row.answer), tokenizer.eos_token_id],
         )
