@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from asyncrl.config.recipe import Learner
+from asyncrl.config.sft import Sft
 
 
 class TooManySkipped(RuntimeError):
@@ -26,13 +27,20 @@ class Update:
     skipped: str = ""
 
 
-def learning_rate(config: Learner, updates: int) -> float:
-    """Of the update that follows `updates` applied ones: linear from 1/warmup_steps of the full rate.
+def learning_rate(config: Learner | Sft, updates: int, total: int | None = None) -> float:
+    """Of the update that follows `updates` applied ones: linear from 1/warmup_steps of the full rate; with a linear
+    scheduler then down, so that it would be 0 after `total` updates.
 
     >>> learning_rate(Learner(learning_rate=1.0, warmup_steps=4), 0), learning_rate(Learner(learning_rate=1.0), 99)
     (0.25, 1.0)
+    >>> [learning_rate(Sft(learning_rate=1.0, warmup_steps=2), updates, 6) for updates in range(7)]
+    [0.5, 1.0, 1.0, 0.75, 0.5, 0.25, 0.0]
     """
-    return config.learning_rate * min(1.0, (updates + 1) / max(1, config.warmup_steps))
+    warm = min(1.0, (updates + 1) / max(1, config.warmup_steps))
+    if total is None or isinstance(config, Learner) or config.lr_scheduler_type == "constant":
+        return config.learning_rate * warm
+    left = max(0, total - updates) / max(1, total - config.warmup_steps)
+    return config.learning_rate * min(warm, left)
 
 
 class Optimizer:
@@ -43,8 +51,10 @@ class Optimizer:
     whether one group in the batch happened to vary.
     """
 
-    def __init__(self, model: nn.Module, config: Learner) -> None:
+    def __init__(self, model: nn.Module, config: Learner | Sft, *, total_updates: int | None = None) -> None:
+        """total_updates: after how many the schedule ends, if it does."""
         self._config = config
+        self._total_updates = total_updates
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         matrices = [p for p in self._parameters if p.ndim >= 2]
         vectors = [p for p in self._parameters if p.ndim < 2]
@@ -61,7 +71,7 @@ class Optimizer:
 
         Skipped, with weights and optimizer state untouched, when `tokens` is 0 or the gradient's norm is not finite.
         """
-        rate = learning_rate(self._config, self.updates)
+        rate = learning_rate(self._config, self.updates, self._total_updates)
         gradients = [p.grad for p in self._parameters if p.grad is not None]
         if not tokens or not gradients:
             return self._skip(0.0, rate, "no token to train: no member of any group was scored")
@@ -88,8 +98,8 @@ class Optimizer:
         if update.skipped and self.skipped_in_a_row >= self._config.max_skipped_steps:
             raise TooManySkipped(
                 f"{self.skipped_in_a_row} steps in a row changed nothing; the last: {update.skipped}\n"
-                "Non-finite gradients: lower learner.learning_rate or use float32; nothing scored: see failures in "
-                "metrics.jsonl. learner.max_skipped_steps sets the limit."
+                "Non-finite gradients: lower learning_rate or use float32; nothing scored: see failures in "
+                "metrics.jsonl. max_skipped_steps sets the limit."
             )
 
     def state_dict(self) -> dict[str, Any]:

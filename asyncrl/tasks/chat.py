@@ -19,8 +19,11 @@ def conversation(prompt: str | Sequence[Message], system_prompt: str | None = No
     return messages
 
 
-def render(tokenizer: PreTrainedTokenizerBase, messages: list[Message]) -> list[int]:
-    """Token ids of the conversation under the tokenizer's chat template, the mark that opens the answer included.
+def render(
+    tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], *, answer_follows: bool = True
+) -> list[int]:
+    """Token ids of the conversation under the tokenizer's chat template; `answer_follows`: with the mark that opens the
+    next answer.
 
     Raises TaskError: no chat template (a base model), or the template refuses the conversation.
     """
@@ -34,7 +37,7 @@ def render(tokenizer: PreTrainedTokenizerBase, messages: list[Message]) -> list[
         # The template writes the special tokens itself: adding the tokenizer's own would double the first one.
         ids = tokenizer.apply_chat_template(
             [{"role": message["role"], "content": message["content"]} for message in messages],
-            add_generation_prompt=True,
+            add_generation_prompt=answer_follows,
             tokenize=True,
             return_dict=False,
         )
