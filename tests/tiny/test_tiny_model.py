@@ -71,7 +71,8 @@ def test_the_warm_start_sees_no_held_out_row(short_tiny: Path) -> None:
     task = build_task(ReverseTask(digits=SHORT), seed=0)
     tokenizer = AutoTokenizer.from_pretrained(short_tiny)
     heldout = {tuple(render(tokenizer, task.messages(row))) for row in task.rows("heldout")}
-    seen = {tuple(e.prompt) for e in islice(tiny._examples(task, tokenizer, random.Random(0), str), 2000)}
+    examples = islice(tiny._examples(task, tokenizer, random.Random(0), str), 2000)
+    seen = {tuple(e.token_ids[: list(e.trained).index(1)]) for e in examples}
     assert len(seen) == 90
     assert not seen & heldout
 
