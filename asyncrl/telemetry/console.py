@@ -192,7 +192,8 @@ def panel_rows(
 def _ages(counts: Mapping[str, float], *, block: str) -> Text:
     """The histogram of ages, one colour an age: the older, the warmer."""
     parts = text.bars(counts, block=block).split("  ")
-    styles = (AGE_STYLES[min(n, len(AGE_STYLES) - 1)] for n in range(len(parts)))
+    ages = sorted(map(int, counts)) or [0]
+    styles = (AGE_STYLES[min(age, len(AGE_STYLES) - 1)] for age in ages)
     return Text("  ").join(Text(part, style) for part, style in zip(parts, styles, strict=True))
 
 
