@@ -30,6 +30,11 @@ class BadRows:
             log.warning("left out (%s): %s", error.reason, str(error).splitlines()[0])
         self.counts[error.reason] += 1
 
+    @property
+    def by_reason(self) -> dict[str, int]:
+        """`counts` as plain text and numbers."""
+        return {str(reason): count for reason, count in self.counts.items()}
+
     def __str__(self) -> str:
         """`3 rows left out: null 2, too-long 1`; "" if there is none."""
         rows = self.counts.total()

@@ -7,11 +7,14 @@ content, both text: what no plain chat template renders (tool calls, say) is ref
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from asyncrl.config.sft import SftData
+from asyncrl.data.bad_rows import BadRows
 from asyncrl.data.jsonl import (
     DataError,
     Prompt,
@@ -21,8 +24,12 @@ from asyncrl.data.jsonl import (
     read_prompt,
     read_rows,
     require_columns,
+    shared_prompts,
     shown,
+    split_heldout,
 )
+
+log = logging.getLogger(__name__)
 
 SECTION = "data"
 """Of the recipe: its keys name the files and columns."""
@@ -43,10 +50,37 @@ class Conversation:
         return [dict(message) for message in self.messages[:first]]
 
 
-def read_conversations(
-    path: Path, *, messages: str, prompt: str, answer: str, bad: Callable[[RowError], None]
-) -> list[Conversation]:
-    """All usable rows; `messages`, `prompt` and `answer` name columns. `bad` is told of the others, see `read_rows`.
+@dataclass(frozen=True, slots=True)
+class Split:
+    """What is trained and what is held out. `bad`: the policy, and the rows it has left out so far."""
+
+    train: Sequence[Conversation]
+    heldout: Sequence[Conversation]
+    bad: BadRows
+
+
+def read_split(data: SftData) -> Split:
+    """The rows of the recipe's files; needs no model. Raises DataError."""
+    bad = BadRows(data.bad_rows, key="data.bad_rows")
+
+    def read(path: str) -> list[Conversation]:
+        columns = {"messages": data.messages, "prompt": data.prompt, "answer": data.answer}
+        return read_conversations(Path(path).expanduser(), **columns, bad=bad)
+
+    train = read(data.train)
+    if data.heldout is None:
+        return Split(*split_heldout(train, section=SECTION), bad)
+    heldout = read(data.heldout)
+    if shared := shared_prompts(train, heldout):
+        log.warning(
+            "%d held-out prompts of %s also occur in %s: held-out loss will look too good",
+            *(shared, data.heldout, data.train),
+        )
+    return Split(train, heldout, bad)
+
+
+def read_conversations(path: Path, *, messages: str, prompt: str, answer: str, bad: BadRows) -> list[Conversation]:
+    """All usable rows; `messages`, `prompt` and `answer` name columns. `bad` is told of the others.
 
     Raises DataError: the file cannot be read, or holds no usable row.
     """
