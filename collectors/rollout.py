@@ -15,7 +15,7 @@ from asyncrl.collectors.engines.base import Request, Sampling, request_seed
 from asyncrl.config.recipe import Recipe
 from asyncrl.tasks.base import Row, Split, Task
 from asyncrl.tasks.build import build_task, shuffled
-from asyncrl.tasks.chat import end_token_ids, render
+from asyncrl.tasks.chat import check_template, end_token_ids, render
 from asyncrl.tasks.order import row_index
 
 if TYPE_CHECKING:
@@ -93,6 +93,7 @@ class TaskPrompts:
 
         trust = recipe.model.trust_remote_code
         tokenizer = AutoTokenizer.from_pretrained(model_path, trust_remote_code=trust)
+        check_template(tokenizer)  # now: without one, every single row would fail
         config = AutoConfig.from_pretrained(model_path, trust_remote_code=trust)
         own_generation = (model_path / "generation_config.json").is_file()
         generation = GenerationConfig.from_pretrained(model_path) if own_generation else None

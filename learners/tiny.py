@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import random
-import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -23,12 +21,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-import xxhash
-from filelock import FileLock, Timeout
 from transformers import GenerationConfig, Qwen3Config, Qwen3ForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from asyncrl.config.recipe import ReverseTask
+from asyncrl.learners.cache import BuiltinModelError, ensure
 from asyncrl.learners.forward import pack_attention, token_logprobs
 from asyncrl.learners.sft import Example, SftConfig, SftStep, pack_examples, train_supervised
 from asyncrl.learners.tiny_tokenizer import VOCABULARY, build_tokenizer
@@ -46,9 +43,7 @@ FORMAT = 1
 
 PARAMETERS = 140_224
 MAX_LENGTH = 512
-LOCK_LIMIT_S = 600.0  # another process builds for 10-20 s of CPU; more than this means that it hangs
 MAX_ATTEMPTS = 4
-CHECKSUMS = "checksums.json"
 
 CLEAN = SftConfig(
     max_steps=400,  # 90-170 are usual
@@ -68,10 +63,6 @@ SAMPLED = (0.10, 0.60)
 shorter strings land near the share of answers left right, 0.4, plus what is right by luck (an echoed palindrome)."""
 
 
-class TinyModelError(RuntimeError):
-    """The built-in model could not be made or kept; the message says what to do."""
-
-
 @dataclass(frozen=True, slots=True)
 class WarmStart:
     """How a warm start went. `sampled` (temperature 1) and `greedy` are shares of prompts solved at its end."""
@@ -88,86 +79,16 @@ class WarmStart:
         return self.clean_steps > 0 and self.greedy >= MIN_GREEDY and SAMPLED[0] <= self.sampled <= SAMPLED[1]
 
 
-# --- the cache --------------------------------------------------------------------------------------------------------
-
-
 def ensure_tiny(seed: int, *, digits: tuple[int, int] = (3, 6)) -> Path:
     """The folder of the model and tokenizer warm-started with `seed` on reversing `digits[0]` to `digits[1]` digits.
 
     Made on the first call (10-20 s of one core), then taken from `$ASYNCRL_CACHE` or `~/.cache/asyncrl`; a damaged one
     is made again. Loads with `AutoModelForCausalLM` and `AutoTokenizer` from the path. Of several processes that call
-    at once one builds and the others wait. Raises TinyModelError: the cache cannot be written, another process hangs,
-    no attempt succeeded.
+    at once one builds and the others wait. Raises BuiltinModelError: no attempt succeeded, or as `cache.ensure`.
     """
-    root = cache_root()
-    name = f"tiny-{FORMAT}-seed{seed}-{digits[0]}-{digits[1]}"
-    folder = root / name
-    if not damage(folder):
-        return folder  # without the lock: an intact cache may lie on a read-only disk
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-        with _locked(root / f"{name}.lock"):
-            fault = damage(folder)
-            if not fault:
-                return folder  # another process built it meanwhile
-            if folder.exists():
-                logger.warning("the cached built-in model %s is damaged (%s); making it again", folder, fault)
-            # A fixed name, cleared first: only the holder of the lock builds, and what a killed one left goes away.
-            building = root / f".{name}.building"
-            shutil.rmtree(building, ignore_errors=True)
-            building.mkdir()
-            build_tiny(building, seed=seed, digits=digits)
-            shutil.rmtree(folder, ignore_errors=True)
-            building.rename(folder)
-    except OSError as error:
-        raise TinyModelError(
-            f"the built-in model cannot be kept in {root} ({error}): set ASYNCRL_CACHE to a folder that can be written"
-        ) from error
-    return folder
-
-
-def cache_root() -> Path:
-    """`$ASYNCRL_CACHE`, else `~/.cache/asyncrl`."""
-    chosen = os.environ.get("ASYNCRL_CACHE")
-    return Path(chosen).expanduser() if chosen else Path.home() / ".cache" / "asyncrl"
-
-
-def damage(folder: Path) -> str:
-    """What is wrong with a cached folder, "" if every file is there with its checksum."""
-    try:
-        expected = json.loads((folder / CHECKSUMS).read_bytes())
-        for name, checksum in expected.items():
-            if xxhash.xxh3_64_hexdigest((folder / name).read_bytes()) != checksum:
-                return f"{name} does not have its checksum"
-    except (OSError, ValueError, AttributeError) as error:
-        return f"{type(error).__name__}: {error}"
-    return ""
-
-
-def _seal(folder: Path) -> None:
-    checksums = {path.name: xxhash.xxh3_64_hexdigest(path.read_bytes()) for path in sorted(folder.iterdir())}
-    (folder / CHECKSUMS).write_text(json.dumps(checksums, indent=1))
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Hold the lock of one cached folder. The system frees it when its holder dies."""
-    lock = FileLock(path)
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        logger.info("another process makes the built-in model (%s); waiting for it", path)
-        try:
-            lock.acquire(timeout=LOCK_LIMIT_S)
-        except Timeout as error:
-            raise TinyModelError(
-                f"another process has held {path} for more than {LOCK_LIMIT_S:.0f} s: end it, or set ASYNCRL_CACHE to "
-                "another folder"
-            ) from error
-    try:
-        yield
-    finally:
-        lock.release()
+    return ensure(
+        f"tiny-{FORMAT}-seed{seed}-{digits[0]}-{digits[1]}", lambda folder: build_tiny(folder, seed=seed, digits=digits)
+    )
 
 
 # --- making one -------------------------------------------------------------------------------------------------------
@@ -176,7 +97,7 @@ def _locked(path: Path) -> Iterator[None]:
 def build_tiny(folder: Path, *, seed: int, digits: tuple[int, int] = (3, 6)) -> WarmStart:
     """Make the warm-started model into the empty `folder`. The weights are a function of the arguments on one machine.
 
-    Only rows of the train split are seen. Raises TinyModelError if no attempt ends in the good region.
+    Only rows of the train split are seen. Raises BuiltinModelError if no attempt ends in the good region.
     """
     task = build_task(ReverseTask(digits=digits), seed=seed)
     tokenizer = build_tokenizer(MAX_LENGTH)
@@ -188,7 +109,7 @@ def build_tiny(folder: Path, *, seed: int, digits: tuple[int, int] = (3, 6)) -> 
                 break
             logger.warning("warm start %s is outside the good region; trying the next sub-seed", start)
         else:
-            raise TinyModelError(
+            raise BuiltinModelError(
                 f"no warm start of {MAX_ATTEMPTS} for seed {seed} and {digits[0]}-{digits[1]} digits learnt its task "
                 f"(last: {start}): use another run.seed, or shorter strings (task.digits)"
             )
@@ -204,7 +125,6 @@ def build_tiny(folder: Path, *, seed: int, digits: tuple[int, int] = (3, 6)) -> 
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
     (folder / "warm_start.json").write_text(json.dumps(asdict(start), indent=1))
-    _seal(folder)
     return start
 
 

@@ -71,6 +71,12 @@ class ReverseTask(Section, frozen=True, kw_only=True):
     digits: tuple[Positive, Positive] = (3, 6)  # shortest and longest string
 
 
+class UppercaseTask(Section, frozen=True, kw_only=True):
+    """Built in: write a common word in capitals, after two examples; for real models that are small."""
+
+    type: Literal["uppercase"] = "uppercase"
+
+
 class SingleTurnTask(Section, frozen=True, kw_only=True):
     """Prompts and answers from JSONL files; `data.train` has no default."""
 
@@ -87,7 +93,7 @@ class CustomTask(Section, frozen=True, kw_only=True):
     args: dict[str, Any] = {}  # keyword arguments of the class
 
 
-Task = ReverseTask | SingleTurnTask | CustomTask
+Task = ReverseTask | UppercaseTask | SingleTurnTask | CustomTask
 
 
 class Buffer(Section, frozen=True, kw_only=True):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import importlib.util
+import json
 import os
 from pathlib import Path
 
-from asyncrl.config.recipe import Model, Recipe, ReverseTask
+from asyncrl.config.recipe import BUILTIN_MODELS, Model, Recipe, ReverseTask, SimulatedEngine
+from asyncrl.learners.smollm2 import check_available, ensure_smollm2
 
-BUILTIN_TINY = "builtin:tiny"
+BUILTIN_TINY, BUILTIN_SMOLLM2 = BUILTIN_MODELS
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "spiece.model")
 
@@ -22,40 +25,47 @@ class ModelError(Exception):
 def check(recipe: Recipe) -> Path | None:
     """What can be found out without torch, before any process starts; downloads a Hugging Face model.
 
-    None: there is no folder yet (the built-in model is made later), or none is needed. Raises ModelError.
+    None: there is no folder yet, a built-in model is made later. Raises ModelError, BuiltinModelError.
     """
+    if recipe.model.lora is not None and importlib.util.find_spec("peft") is None:
+        raise ModelError("model.lora needs the package peft: pip install 'asyncrl[lora]'")
     if recipe.model.path == BUILTIN_TINY:
         return None
-    if recipe.model.path.startswith("builtin:"):
-        raise ModelError(f'model.path is "{recipe.model.path}"; the only built-in model is {BUILTIN_TINY}')
+    if recipe.model.path == BUILTIN_SMOLLM2:
+        check_available()
+        return None
     folder = Path(recipe.model.path).expanduser()
     if not folder.is_dir():
         folder = _download(recipe.model)
     _check_folder(folder)
+    if not isinstance(recipe.collector.engine, SimulatedEngine):
+        _check_chat_template(folder)
     return folder
 
 
 def resolve(recipe: Recipe) -> Path:
-    """The local folder of the model; makes the built-in one if it is not cached (torch, 10 to 20 s).
+    """The local folder of the model; makes a built-in one if it is not cached (torch, 10 to 60 s).
 
-    Raises ModelError.
+    Raises ModelError, BuiltinModelError.
     """
     folder = check(recipe)
     if folder is not None:
         return folder
+    if recipe.model.path == BUILTIN_SMOLLM2:
+        return ensure_smollm2()
     from asyncrl.learners.tiny import ensure_tiny  # loads torch
 
     digits = recipe.task.digits if isinstance(recipe.task, ReverseTask) else ReverseTask().digits
     return ensure_tiny(recipe.run.seed, digits=digits)
 
 
-def threads(folder: Path | None) -> int | None:
-    """How many threads torch should use for this model: OMP_NUM_THREADS if set, 1 for a small one, else None: torch's
-    own choice. The processes of a run share the cores, and a small model's operations are too short to be split."""
+def threads(folder: Path | None) -> int:
+    """How many threads torch should use for this model: OMP_NUM_THREADS if set, 1 for a small one, whose operations are
+    too short to be split, else half of the cores: learner and collector of a host share them."""
     if os.environ.get("OMP_NUM_THREADS", "").isdecimal():
         return int(os.environ["OMP_NUM_THREADS"])
     weights = sum(file.stat().st_size for file in _weight_files(folder)) if folder else 0
-    return 1 if weights < SMALL_WEIGHTS else None
+    return 1 if weights < SMALL_WEIGHTS else max(1, (os.cpu_count() or 1) // 2)
 
 
 def _weight_files(folder: Path) -> list[Path]:
@@ -71,6 +81,21 @@ def _check_folder(folder: Path) -> None:
     if not any((folder / name).is_file() for name in TOKENIZER_FILES):
         raise ModelError(
             f"model.path {folder} has no tokenizer; save one beside the weights (tokenizer.save_pretrained)"
+        )
+
+
+def _check_chat_template(folder: Path) -> None:
+    """The two places where transformers looks for one, so that nobody waits for torch to hear of it."""
+    if (folder / "chat_template.jinja").is_file():
+        return
+    try:
+        settings = json.loads((folder / "tokenizer_config.json").read_bytes())
+    except (OSError, ValueError):
+        settings = {}
+    if not settings.get("chat_template"):
+        raise ModelError(
+            f"model.path {folder} has no chat template, so it is a base model that cannot be given a conversation.\n"
+            "Use the instruct version of it, or put a chat_template.jinja into the folder."
         )
 
 

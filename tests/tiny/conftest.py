@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from asyncrl.learners.cache import seal
 from asyncrl.learners.tiny import build_tiny
 
 SHORT = (2, 2)
@@ -23,4 +24,5 @@ def short_tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tiny") / "model"
     folder.mkdir()
     build_tiny(folder, seed=0, digits=SHORT)
+    seal(folder)
     return folder

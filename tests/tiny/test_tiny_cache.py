@@ -11,7 +11,7 @@ import pytest
 import torch
 from filelock import FileLock
 
-from asyncrl.learners import tiny
+from asyncrl.learners import cache, tiny
 
 SHORT = (2, 2)
 NAME = f"tiny-{tiny.FORMAT}-seed0-2-2"
@@ -40,8 +40,8 @@ def test_an_intact_model_is_taken_as_it_is(cached: Path, caplog: pytest.LogCaptu
 
 @pytest.mark.parametrize("harm", ["truncated", "changed", "missing", "no checksums", "checksums are no JSON"])
 def test_damage_is_seen(cached: Path, harm: str) -> None:
-    assert tiny.damage(cached) == ""
-    weights, checksums = cached / "model.safetensors", cached / tiny.CHECKSUMS
+    assert cache.damage(cached) == ""
+    weights, checksums = cached / "model.safetensors", cached / cache.CHECKSUMS
     match harm:
         case "truncated":
             os.truncate(weights, weights.stat().st_size // 2)
@@ -55,7 +55,7 @@ def test_damage_is_seen(cached: Path, harm: str) -> None:
             checksums.unlink()
         case _:
             checksums.write_text("[1")
-    assert tiny.damage(cached)
+    assert cache.damage(cached)
 
 
 def test_a_damaged_model_is_made_again_with_a_warning_and_equal_weights(
@@ -67,7 +67,7 @@ def test_a_damaged_model_is_made_again_with_a_warning_and_equal_weights(
     threads = torch.get_num_threads()
     random_state = torch.get_rng_state()
     assert tiny.ensure_tiny(0, digits=SHORT) == cached
-    assert tiny.damage(cached) == ""
+    assert cache.damage(cached) == ""
     assert weights.read_bytes() == (short_tiny / "model.safetensors").read_bytes()  # same seed, same machine
     assert torch.equal(torch.get_rng_state(), random_state)
     assert torch.get_num_threads() == threads
@@ -83,7 +83,7 @@ def test_a_cache_that_cannot_be_written_is_named_with_its_remedy(
     # A file where a folder should be: unlike a read-only folder it stops the superuser of a container as well.
     (tmp_path / "file").touch()
     monkeypatch.setenv("ASYNCRL_CACHE", str(tmp_path / "file" / "cache"))
-    with pytest.raises(tiny.TinyModelError, match=r"cannot be kept in .*/file/cache .*set ASYNCRL_CACHE"):
+    with pytest.raises(cache.BuiltinModelError, match=r"cannot be kept in .*/file/cache .*set ASYNCRL_CACHE"):
         tiny.ensure_tiny(0, digits=SHORT)
 
 
@@ -91,9 +91,9 @@ def test_a_builder_that_hangs_is_not_waited_for_without_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("ASYNCRL_CACHE", str(tmp_path))
-    monkeypatch.setattr(tiny, "LOCK_LIMIT_S", 0.2)
+    monkeypatch.setattr(cache, "LOCK_LIMIT_S", 0.2)
     caplog.set_level(logging.INFO)
-    with FileLock(tmp_path / f"{NAME}.lock"), pytest.raises(tiny.TinyModelError, match="another process has held"):
+    with FileLock(tmp_path / f"{NAME}.lock"), pytest.raises(cache.BuiltinModelError, match="another process has held"):
         tiny.ensure_tiny(0, digits=SHORT)
     assert "another process makes the built-in model" in caplog.text
 
@@ -103,7 +103,7 @@ def test_the_next_sub_seed_is_tried_and_a_hopeless_task_is_an_error(
 ) -> None:
     monkeypatch.setattr(tiny, "CLEAN", tiny.SftConfig(max_steps=10, learning_rate=6e-3))
     monkeypatch.setattr(tiny, "MAX_ATTEMPTS", 2)
-    with pytest.raises(tiny.TinyModelError, match=r"no warm start of 2 for seed 0 .*clean_steps=0"):
+    with pytest.raises(cache.BuiltinModelError, match=r"no warm start of 2 for seed 0 .*clean_steps=0"):
         tiny.build_tiny(tmp_path, seed=0, digits=SHORT)
     assert caplog.text.count("trying the next sub-seed") == 2
     assert not list(tmp_path.iterdir())
@@ -133,10 +133,10 @@ def test_of_two_processes_one_builds_and_a_killed_builder_is_followed(tmp_path: 
             break
     killed.kill()
     killed.communicate(timeout=10)
-    assert tiny.damage(tmp_path / NAME)
+    assert cache.damage(tmp_path / NAME)
 
     both = [start(), start()]
     outputs = [said(process) for process in both]
     assert [process.returncode for process in both] == [0, 0], outputs
     assert sum("making the built-in model" in output for output in outputs) == 1
-    assert tiny.damage(tmp_path / NAME) == ""
+    assert cache.damage(tmp_path / NAME) == ""
