@@ -179,7 +179,7 @@ def waiting_costs() -> str:
 def dropping_costs() -> str:
     def cell(duration: float, age: int) -> str:
         found = outcome("drop", duration, age)
-        lost = f", {100 * found.lost:.0f} % lost, length {found.length_ratio:.2f}" if found.lost else ""
+        lost = f", {100 * found.lost:.0f} % lost, length {found.length_ratio:.2f}" if found.lost >= 0.005 else ""
         return f"{100 * found.efficiency:.0f} %{lost}"
 
     return _table(cell)
