@@ -4,6 +4,9 @@ Embeddings, projections and MLPs see one row of N tokens. Attention is the only 
 only place that knows where sequences end: `packed_attention` is registered with transformers under `PACKED` and splits
 queries, keys and values there. Whether an architecture really does all its mixing there is not taken on trust:
 `pack_attention` compares it with the model's own attention before it is used, and says why where it cannot be.
+
+Sequences that begin alike, as the members of a group do, can share that beginning: its tokens pass through the model
+once, and only attention repeats their queries, keys and values for each sequence (`shared_prefixes`).
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -35,23 +39,27 @@ PACKABLE_LAYERS = {"full_attention", "sliding_attention", "attention"}
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where the sequences of a pack lie, worked out once per pass and used by every layer."""
+    """Where the sequences of a pack lie, worked out once per pass and used by every layer. M tokens pass through the
+    model: those of all sequences, or fewer where sequences share beginnings."""
 
-    lengths: tuple[int, ...]
-    buckets: tuple[tuple[Tensor, int, int], ...]  # (flat [rows * longest] positions in the pack, rows, longest)
-    back: Tensor | None  # [N] position of each token in the concatenated buckets; None: buckets are the pack itself
+    size: int  # M
+    buckets: tuple[tuple[Tensor, int, int], ...]  # (flat [rows * longest] places among the M, rows, longest)
+    back: Tensor | None  # [M] place of each in the concatenated buckets; None: buckets are the pack itself
 
     @classmethod
-    def of(cls, lengths: list[int], device: torch.device) -> Layout:
-        """lengths: tokens per sequence, in pack order."""
-        if len(set(lengths)) == 1:
+    def of(cls, lengths: list[int], device: torch.device, places: Tensor | None = None) -> Layout:
+        """lengths: tokens per sequence, in pack order. places [sum(lengths)]: `shared_prefixes`, None: no sharing."""
+        if places is None and len(set(lengths)) == 1:
             everything = torch.arange(sum(lengths), device=device)
-            return cls(tuple(lengths), ((everything, len(lengths), lengths[0]),), None)
+            return cls(sum(lengths), ((everything, len(lengths), lengths[0]),), None)
+        if places is None:
+            places = torch.arange(sum(lengths))
+        size = int(places.max()) + 1
         starts = [0]
         for length in lengths[:-1]:
             starts.append(starts[-1] + length)
         buckets: list[tuple[Tensor, int, int]] = []
-        back = torch.empty(sum(lengths), dtype=torch.int64)
+        back = torch.empty(size, dtype=torch.int64)
         offset = 0
         for rows in _buckets(lengths):
             longest = lengths[rows[0]]
@@ -59,12 +67,36 @@ class Layout:
             tokens = torch.tensor([lengths[row] for row in rows])[:, None]
             column = torch.arange(longest)[None, :]
             # Past a sequence's end its own last token is repeated: causal attention never looks there from before it.
-            positions = first + torch.minimum(column, tokens - 1)
+            positions = places[first + torch.minimum(column, tokens - 1)]
             real = column < tokens
+            # A shared token has several outputs, all of the same number; any one of them is taken back.
             back[positions[real]] = (offset + torch.arange(positions.numel()).view_as(positions))[real]
             offset += positions.numel()
             buckets.append((positions.flatten().to(device), len(rows), longest))
-        return cls(tuple(lengths), tuple(buckets), back.to(device))
+        return cls(size, tuple(buckets), back.to(device))
+
+
+def shared_prefixes(token_ids: Tensor, lengths: list[int]) -> Tensor:
+    """Where each token of a pack is computed when a sequence takes over what it begins with from the one before it.
+
+    token_ids int64 [N], on the CPU; lengths: tokens per sequence. Returns int64 [N]: places 0 .. M - 1, M <= N, in
+    order of first use. In a causal model what a token becomes depends on itself and its predecessors only.
+
+    >>> shared_prefixes(torch.tensor([5, 6, 7, 5, 6, 8, 9, 6, 7]), [3, 4, 2]).tolist()
+    [0, 1, 2, 0, 1, 3, 4, 5, 6]
+    """
+    places = np.empty(sum(lengths), np.int64)
+    ids = token_ids.numpy()
+    size = before = start = 0
+    for length in lengths:
+        most = min(length, start - before)  # 0 for the first: nothing lies before it
+        differ = ids[before : before + most] != ids[start : start + most]
+        shared = int(differ.argmax()) if differ.any() else most
+        places[start : start + shared] = places[before : before + shared]
+        places[start + shared : start + length] = np.arange(size, size + length - shared)
+        size += length - shared
+        before, start = start, start + length
+    return torch.from_numpy(places)
 
 
 def _buckets(lengths: list[int]) -> Iterator[list[int]]:
@@ -105,7 +137,7 @@ def packed_attention(
 ) -> tuple[Tensor, None]:
     """Causal attention within each sequence of the current pack; transformers' attention interface.
 
-    query [1, heads, N, head_dim], key and value [1, kv_heads, N, head_dim] -> [1, N, heads, head_dim]. The mask that
+    query [1, heads, M, head_dim], key and value [1, kv_heads, M, head_dim] -> [1, M, heads, head_dim]. The mask that
     transformers made, if any, is ignored: it does not know the sequences. Keywords not named here that change the
     result (sinks, position biases) are found by the comparison in `pack_attention`.
     """
@@ -114,12 +146,10 @@ def packed_attention(
         raise RuntimeError(
             f"attention {PACKED!r} works only inside asyncrl's token_logprobs; to call the model itself set `sdpa`"
         )
-    if query.shape[0] != 1 or query.shape[2] != sum(layout.lengths):
-        raise RuntimeError(
-            f"packed attention got queries {tuple(query.shape)} for sequences of {layout.lengths} tokens"
-        )
+    if query.shape[0] != 1 or query.shape[2] != layout.size:
+        raise RuntimeError(f"packed attention got queries {tuple(query.shape)} for a pack of {layout.size} tokens")
     groups = query.shape[1] // key.shape[1]
-    q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))  # [N, heads, head_dim]
+    q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))  # [M, heads, head_dim]
     outputs = []
     for positions, rows, longest in layout.buckets:
 
@@ -182,6 +212,7 @@ def pack_attention(model: PreTrainedModel) -> str | None:
 
     generator = torch.Generator().manual_seed(0)
     token_ids = torch.randint(0, text.vocab_size, (8,), generator=generator).to(model.device)
+    token_ids[5:7] = token_ids[:2]  # so that the second shares the beginning of the first
     cu_seqlens = torch.tensor([0, 5, 8])
     with torch.no_grad():
         expected = token_logprobs(model, token_ids, cu_seqlens)
@@ -190,7 +221,7 @@ def pack_attention(model: PreTrainedModel) -> str | None:
             if model.config._attn_implementation != PACKED:
                 model.set_attn_implementation(before)  # of parts, where only some could take it
                 return "its attention cannot be replaced"
-            found = token_logprobs(model, token_ids, cu_seqlens)
+            found = token_logprobs(model, token_ids, cu_seqlens, share_prefixes=True)
         except (TypeError, ValueError, RuntimeError) as error:
             model.set_attn_implementation(before)
             return f"packed attention fails in it: {str(error).splitlines()[0]}"
@@ -204,13 +235,19 @@ def pack_attention(model: PreTrainedModel) -> str | None:
 
 
 def token_logprobs(
-    model: PreTrainedModel, token_ids: Tensor, cu_seqlens: Tensor, *, temperature: float = 1.0
+    model: PreTrainedModel,
+    token_ids: Tensor,
+    cu_seqlens: Tensor,
+    *,
+    temperature: float = 1.0,
+    share_prefixes: bool = False,
 ) -> Tensor:
     """Log-prob (nats) of each token given its predecessors in its own sequence; differentiable.
 
     token_ids int64 [N]: sequences back to back. cu_seqlens int64 [rows + 1]: sequence r is [cu[r], cu[r + 1]).
     Returns float32 [N]: log softmax(logits / temperature) at the token; 0 at the first token of each sequence, which
-    nothing predicts. Raises ValueError if cu_seqlens does not describe token_ids.
+    nothing predicts. share_prefixes: compute once what neighbours begin with, for packs of whole groups; the same
+    numbers but for rounding, if the model packs at all. Raises ValueError if cu_seqlens does not describe token_ids.
     """
     cu = cu_seqlens.tolist()
     lengths = [end - start for start, end in itertools.pairwise(cu)]
@@ -218,21 +255,35 @@ def token_logprobs(
         raise ValueError(
             f"cu_seqlens {cu} does not describe {token_ids.numel()} tokens: ascending, from 0 to their number"
         )
+    places: Tensor | None = None
     dtype = _compute_dtype(model)
     with torch.autocast(token_ids.device.type, dtype=dtype, enabled=dtype != torch.float32):
         if model.config._attn_implementation == PACKED:
-            positions = torch.cat([torch.arange(length) for length in lengths]).to(token_ids.device)
-            with _packed(Layout.of(lengths, token_ids.device)):
-                logits = model(input_ids=token_ids[None], position_ids=positions[None], use_cache=False).logits[0]
+            input_ids, positions = token_ids, torch.cat([torch.arange(length) for length in lengths])
+            if share_prefixes:
+                places = shared_prefixes(token_ids.cpu(), lengths)
+                used = torch.empty(int(places.max()) + 1, dtype=torch.int64)
+                used[places] = torch.arange(len(places))  # one of the tokens computed there: they are all alike
+                input_ids, positions = token_ids[used.to(token_ids.device)], positions[used]
+            with _packed(Layout.of(lengths, token_ids.device, places)):
+                output = model(
+                    input_ids=input_ids[None], position_ids=positions.to(token_ids.device)[None], use_cache=False
+                )
+            logits = output.logits[0]
         else:
             sequences = torch.split(token_ids, lengths)
             logits = torch.cat([model(input_ids=ids[None], use_cache=False).logits[0] for ids in sequences])
-    # logits[i] predict token i + 1. `picked - logsumexp` is log_softmax without a second [N, vocabulary] tensor.
-    logits = logits[:-1].float()
+    logits = logits.float()
     if temperature != 1.0:
         logits = logits / temperature
-    picked = logits.gather(1, token_ids[1:, None]).squeeze(1)
-    logprobs = F.pad(picked - torch.logsumexp(logits, dim=1), (1, 0))
+    # The logits at token i predict token i + 1. `picked - logsumexp` is log_softmax without a second tensor as large.
+    normaliser = torch.logsumexp(logits, dim=1)
+    if places is None:
+        picked, normaliser = logits[:-1].gather(1, token_ids[1:, None]).squeeze(1), normaliser[:-1]
+    else:
+        at = places[:-1].to(logits.device)
+        picked, normaliser = logits[at, token_ids[1:]], normaliser[at]
+    logprobs = F.pad(picked - normaliser, (1, 0))
     first = torch.zeros_like(token_ids, dtype=torch.bool)
     first[torch.tensor(cu[:-1], device=token_ids.device)] = True
     return logprobs.masked_fill(first, 0.0)

@@ -69,7 +69,13 @@ def accumulate(
     for micro in microbatches(batch, max_tokens):
         at = micro.positions
         behaviour, trained = batch.behaviour[at].to(device), batch.trained[at].to(device)
-        current = token_logprobs(model, batch.token_ids[at].to(device), micro.cu_seqlens, temperature=temperature)
+        current = token_logprobs(
+            model,
+            batch.token_ids[at].to(device),
+            micro.cu_seqlens,
+            temperature=temperature,
+            share_prefixes=True,  # the members of a group follow each other
+        )
         mask = trained & torch.isfinite(current)
         # Left-out tokens are replaced before the surrogate: a NaN there would survive any mask put on it afterwards.
         current = torch.where(mask, current, behaviour)

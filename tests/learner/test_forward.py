@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from itertools import chain
 
 import pytest
 import torch
@@ -21,7 +22,7 @@ from transformers import (
     Qwen3Config,
 )
 
-from asyncrl.learners.forward import PACKED, pack_attention, token_logprobs
+from asyncrl.learners.forward import PACKED, pack_attention, shared_prefixes, token_logprobs
 
 SHAPE = {
     "vocab_size": 50,
@@ -132,3 +133,39 @@ def test_packed_attention_outside_token_logprobs_says_so() -> None:
     assert pack_attention(model) is None
     with pytest.raises(RuntimeError, match="only inside asyncrl's token_logprobs"):
         model(torch.zeros(1, 4, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_shared_beginnings_change_neither_logprobs_nor_gradients(name: str) -> None:
+    plain, packed = build(CONFIGS[name], "eager"), build(CONFIGS[name])
+    assert pack_attention(packed) is None
+    prompt, other = list(range(3, 15)), [9, 9, 4]
+    rows = [[*prompt, 1, 2], [*prompt, 1, 7, 8], prompt, [*prompt, 5], [*other, 2], [*other, 2], [*other, 2, 6], [1]]
+    ids, cu = torch.tensor([*chain(*rows)]), torch.tensor([0, *torch.tensor([len(r) for r in rows]).cumsum(0).tolist()])
+    expected = reference(plain, ids, cu, 0.7)
+    found = token_logprobs(packed, ids, cu, temperature=0.7, share_prefixes=True)
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-6)
+    weights = torch.linspace(-1, 1, len(ids))
+    wanted = torch.autograd.grad((expected * weights).sum(), list(plain.parameters()), allow_unused=True)
+    grads = torch.autograd.grad((found * weights).sum(), list(packed.parameters()), allow_unused=True)
+    for a, b in zip(grads, wanted, strict=True):
+        if a is not None and b is not None:
+            torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-3)
+
+
+@given(
+    rows=st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=6), min_size=1, max_size=8),
+)
+def test_tokens_share_a_place_exactly_when_what_leads_to_them_is_alike(rows: list[list[int]]) -> None:
+    places = shared_prefixes(torch.tensor([*chain(*rows)]), [len(row) for row in rows]).tolist()
+    histories: dict[int, tuple[int, ...]] = {}
+    before: list[tuple[int, ...]] = []
+    expected_new = 0
+    for row in rows:
+        mine = [tuple(row[: i + 1]) for i in range(len(row))]
+        for history in mine:
+            place = places.pop(0)
+            assert histories.setdefault(place, history) == history  # never two different ones at a place
+            expected_new += history not in before  # the neighbour's are taken over, all of them
+        before = mine
+    assert sorted(histories) == list(range(expected_new))
