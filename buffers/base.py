@@ -184,14 +184,16 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class MemberStats:
+    """A collector as the store knows it."""
+
     name: str
     incarnation: str
     serving: Weights | None
     checksum: str
     alive: bool
-    beat_age_s: float
-    issued: int
-    progress: Mapping[str, Any] = field(default_factory=dict)
+    beat_age_s: float  # seconds since its last beat
+    issued: int  # tickets it works on
+    progress: Mapping[str, Any] = field(default_factory=dict)  # the `info` of its last beat
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,7 +325,8 @@ class Buffer(Protocol):
     async def claim_evaluation(self, member: Member, request_id: str) -> bool:
         """True for the one member that runs it; a claim of a dead member is free again."""
 
-    async def report_evaluation(self, request_id: str, result: Mapping[str, Any]) -> None: ...
+    async def report_evaluation(self, request_id: str, result: Mapping[str, Any]) -> None:
+        """The claimed evaluation's result, JSON values; wakes whoever waits for it."""
 
     async def evaluation(self, request_id: str, *, wait_s: float) -> Mapping[str, Any] | None:
         """The result, or None after `wait_s` seconds."""
@@ -331,9 +334,11 @@ class Buffer(Protocol):
     async def finish(self, *, error: str | None = None) -> None:
         """The run has ended; collectors are told so."""
 
-    async def stats(self) -> Stats: ...
+    async def stats(self) -> Stats:
+        """The sums, in one atomic snapshot."""
 
     async def snapshot(self) -> tuple[Stats, list[TicketRow]]:
         """The sums and every ledger row by ordinal, in one atomic snapshot: what `audit` compares."""
 
-    async def close(self) -> None: ...
+    async def close(self) -> None:
+        """Let go of the connection; the run stays in the store."""
