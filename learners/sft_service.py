@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import os
 import shutil
 import time
@@ -22,7 +21,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from asyncrl.config.sft import SftRecipe
+from asyncrl.config.sft import SftRecipe, steps_of
 from asyncrl.data.conversations import Split
 from asyncrl.learners import checkpoint as checkpoints
 from asyncrl.learners.checkpoint import Checkpoint
@@ -78,11 +77,6 @@ def finetune(
         training.end()
     finally:
         metrics.close()
-
-
-def steps_of(recipe: SftRecipe, rows: int) -> int:
-    """How many steps the recipe makes of so many training rows."""
-    return recipe.run.max_steps or math.ceil(recipe.sft.epochs * rows / recipe.sft.examples_per_step)
 
 
 def _begin(

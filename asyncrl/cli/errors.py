@@ -17,6 +17,7 @@ BAD_INPUT = (
     ("asyncrl.data.jsonl", "DataError"),
     ("asyncrl.learners.cache", "BuiltinModelError"),
     ("asyncrl.learners.model", "ModelError"),
+    ("asyncrl.learners.sft_service", "SftError"),
     ("asyncrl.runtime.evaluation", "TargetError"),
     ("asyncrl.runtime.folder", "RunFolderError"),
     ("asyncrl.runtime.models", "ModelError"),

@@ -80,23 +80,27 @@ def recipe_of(
 ) -> Loaded:
     """The recipe the options lead to; that of the folder `resumed`, if one is given."""
     from asyncrl.config.loading import load_recipe
-    from asyncrl.config.merge import flatten
-    from asyncrl.config.overrides import override_document
 
     if grace is not None:
         overrides = [*overrides, f"run.grace_s={grace}"]
     if resumed is not None:
-        if recipe is not None:
-            raise click.UsageError(f"--resume takes the recipe from {resumed}; leave out {recipe!r}")
         if max_trajectory_age is not None:
             raise click.UsageError("--max-trajectory-age: a resumed run keeps its own")
-        for key in flatten(override_document(overrides)):
-            if key not in RESUMABLE:
-                raise click.UsageError(
-                    f"--set {key}: a resumed run keeps its own; only {', '.join(RESUMABLE)} may change"
-                )
-        recipe = str(resumed / "recipe.yaml")
+        recipe = own_recipe(resumed, recipe, overrides, RESUMABLE)
     return load_recipe(recipe, overrides=overrides, flags={"max_trajectory_age": max_trajectory_age})
+
+
+def own_recipe(resumed: Path, recipe: str | None, overrides: Sequence[str], resumable: Sequence[str]) -> str:
+    """The recipe that the folder `resumed` keeps; only keys in `resumable` may be set over it."""
+    from asyncrl.config.merge import flatten
+    from asyncrl.config.overrides import override_document
+
+    if recipe is not None:
+        raise click.UsageError(f"--resume takes the recipe from {resumed}; leave out {recipe!r}")
+    for key in flatten(override_document(overrides)):
+        if key not in resumable:
+            raise click.UsageError(f"--set {key}: a resumed run keeps its own; only {', '.join(resumable)} may change")
+    return str(resumed / "recipe.yaml")
 
 
 def print_summary(folder: Path) -> None:

@@ -3,6 +3,7 @@ shows them all. Structs hold values checked for type and range; rules that cross
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Literal
 
 from msgspec import Meta, field
@@ -53,6 +54,15 @@ class SftRecipe(Section, frozen=True, kw_only=True):
     model: Model = field(default_factory=Model)
     data: SftData = field(default_factory=SftData)
     sft: Sft = field(default_factory=Sft)
+
+
+def steps_of(recipe: SftRecipe, rows: int) -> int:
+    """How many steps the recipe makes of so many training rows.
+
+    >>> steps_of(SftRecipe(sft=Sft(epochs=2, examples_per_step=64)), 100)
+    4
+    """
+    return recipe.run.max_steps or math.ceil(recipe.sft.epochs * rows / recipe.sft.examples_per_step)
 
 
 def check(recipe: SftRecipe) -> None:

@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 
 from asyncrl.config.recipe import BUILTIN_MODELS, Model, Recipe, ReverseTask, SimulatedEngine
+from asyncrl.config.sft import SftRecipe
 from asyncrl.learners.smollm2 import check_available, ensure_smollm2
 
 BUILTIN_TINY, BUILTIN_SMOLLM2 = BUILTIN_MODELS
@@ -22,7 +23,7 @@ class ModelError(Exception):
     """model.path cannot be used; one or two lines with the value and the fix."""
 
 
-def check(recipe: Recipe) -> Path | None:
+def check(recipe: Recipe | SftRecipe) -> Path | None:
     """What can be found out without torch, before any process starts; downloads a Hugging Face model.
 
     None: there is no folder yet, a built-in model is made later. Raises ModelError, BuiltinModelError.
@@ -38,12 +39,12 @@ def check(recipe: Recipe) -> Path | None:
     if not folder.is_dir():
         folder = _download(recipe.model)
     _check_folder(folder)
-    if not isinstance(recipe.collector.engine, SimulatedEngine):
+    if isinstance(recipe, SftRecipe) or not isinstance(recipe.collector.engine, SimulatedEngine):
         _check_chat_template(folder)
     return folder
 
 
-def resolve(recipe: Recipe) -> Path:
+def resolve(recipe: Recipe | SftRecipe) -> Path:
     """The local folder of the model; makes a built-in one if it is not cached (torch, 10 to 60 s).
 
     Raises ModelError, BuiltinModelError.
@@ -55,8 +56,8 @@ def resolve(recipe: Recipe) -> Path:
         return ensure_smollm2()
     from asyncrl.learners.tiny import ensure_tiny  # loads torch
 
-    digits = recipe.task.digits if isinstance(recipe.task, ReverseTask) else ReverseTask().digits
-    return ensure_tiny(recipe.run.seed, digits=digits)
+    reverse = recipe.task if isinstance(recipe, Recipe) and isinstance(recipe.task, ReverseTask) else ReverseTask()
+    return ensure_tiny(recipe.run.seed, digits=reverse.digits)
 
 
 def threads(folder: Path | None) -> int:
@@ -64,8 +65,12 @@ def threads(folder: Path | None) -> int:
     too short to be split, else half of the cores: learner and collector of a host share them."""
     if os.environ.get("OMP_NUM_THREADS", "").isdecimal():
         return int(os.environ["OMP_NUM_THREADS"])
-    weights = sum(file.stat().st_size for file in _weight_files(folder)) if folder else 0
-    return 1 if weights < SMALL_WEIGHTS else max(1, (os.cpu_count() or 1) // 2)
+    return 1 if folder is None or is_small(folder) else max(1, (os.cpu_count() or 1) // 2)
+
+
+def is_small(folder: Path) -> bool:
+    """Whether operations of this model are too short to be split among threads."""
+    return sum(file.stat().st_size for file in _weight_files(folder)) < SMALL_WEIGHTS
 
 
 def _weight_files(folder: Path) -> list[Path]:
