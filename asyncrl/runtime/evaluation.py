@@ -70,9 +70,7 @@ def find_target(given: str | None, *, recipe: str | None = None, overrides: Sequ
     if given is not None and _is_model(given):
         return _checkpoint(given, recipe, overrides)
     if recipe is not None:
-        raise TargetError(
-            f"--recipe goes with a checkpoint's folder, and {given or 'the newest run'} has its own recipe"
-        )
+        raise TargetError(f"--recipe goes with a model folder; {given or 'the newest run'} has a recipe of its own")
     if given is not None and is_path(given) and Path(given).expanduser().is_file():
         return _recipe(given, overrides)
     try:
@@ -179,10 +177,13 @@ async def evaluate(
 async def _evaluate_one(
     recipe: Recipe, target: Target, plan: Plan, on_answer: Callable[[str, int, int], None]
 ) -> dict[str, Any]:
+    from transformers.utils import logging as transformers_logging  # loads torch, as do the next
+
     from asyncrl.collectors.evaluation.report import report
-    from asyncrl.collectors.evaluation.standalone import evaluate_folder  # loads torch, as does the next
+    from asyncrl.collectors.evaluation.standalone import evaluate_folder
     from asyncrl.learners.model import ModelError
 
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # of loading weights: it is over before it can be read
     path = await asyncio.to_thread(models.resolve, target.recipe)
     use_threads(path)
     try:

@@ -22,7 +22,7 @@ def render(document: Mapping[str, Any], *, terminal: bool, file: TextIO) -> None
         for name, value in facts:
             file.write(f"{name:<10}  {value}\n")
         for row in (head, *rows):
-            file.write("  ".join(f"{cell:<{_WIDTHS[column]}}" for column, cell in enumerate(row)).rstrip() + "\n")
+            file.write("  ".join(f"{cell:<{width}}" for cell, width in zip(row, _WIDTHS, strict=False)).rstrip() + "\n")
         for prompt, answer in answers:
             file.write(f"prompt {prompt}: {answer}\n")
         file.flush()
@@ -34,7 +34,7 @@ def render(document: Mapping[str, Any], *, terminal: bool, file: TextIO) -> None
     for name, value in facts:
         grid.add_row(name, Text(value))
     console.print(grid)
-    table = Table(*head, box=None, pad_edge=False, header_style="bold")
+    table = Table(*head, box=None, pad_edge=False, collapse_padding=True, header_style="bold")
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))
     console.print(table)
@@ -44,7 +44,7 @@ def render(document: Mapping[str, Any], *, terminal: bool, file: TextIO) -> None
     console.print(samples)
 
 
-_WIDTHS = (10, 24, 24, 26, 20)
+_WIDTHS = (10, 22, 22, 24, 12)
 """Of the columns of `metric_rows` where nothing lines them up."""
 
 
@@ -63,20 +63,21 @@ def fact_rows(document: Mapping[str, Any]) -> list[tuple[str, str]]:
             f"seed {report['seed']}; an answer passes if its reward is above {report['pass_above']:g}",
         )
     )
-    facts.append(("unscored", _unscored(report)))
+    facts.append(("answers", _answers(report)))
     if "against" in document:
-        facts.append(("", f"against: {_unscored(document['against']['report'])}"))
+        facts.append(("of against", _answers(document["against"]["report"])))
     return facts
 
 
 def metric_rows(document: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    """A head and a row for each metric: with `against`, both, their difference, and prompts by its sign."""
+    """A head and a row for each metric: with `against`, both, their difference, and how many prompts
+    are better, equal and worse."""
     metrics = document["report"]["metrics"]
     if "against" not in document:
         return [("", "mean [95 % interval]"), *((name, _estimate(value)) for name, value in metrics.items())]
     other, difference = document["against"]["report"]["metrics"], document["difference"]["metrics"]
     return [
-        ("", "mean [95 % interval]", "against", "difference, paired", "better/equal/worse"),
+        ("", "mean [95 % interval]", "against", "difference, paired", "+/=/-"),
         *(
             (
                 name,
@@ -116,19 +117,17 @@ def _answer(answer: Mapping[str, Any]) -> str:
     return f"{shorten(answer['answer'])} ({score})"
 
 
-def _unscored(report: Mapping[str, Any]) -> str:
-    cut = f"{text.percent(report['truncated'] / report['answers'] if report['answers'] else None)} cut at the limit"
-    if not report["unscored"]:
-        return f"none of {report['answers']} answers; {cut}"
-    return f"{report['unscored']} of {report['answers']} answers: {text.reasons(report['failures'])}; {cut}"
+def _answers(report: Mapping[str, Any]) -> str:
+    unscored, cut = report["unscored"], report["truncated"] / report["answers"]
+    said = f"{unscored} unscored ({text.reasons(report['failures'])})" if unscored else "all scored"
+    return f"{report['answers']}, {said}; {text.percent(cut)} cut at the limit of tokens"
 
 
 def _estimate(estimate: Mapping[str, Any], *, sign: str = "") -> str:
     """
     >>> _estimate({"value": 0.5, "low": 0.25, "high": 0.75}, sign="+")
-    '+0.500 [+0.250, +0.750]'
+    '+0.500 [0.250, 0.750]'
     """
     if estimate["value"] is None:
         return "-"
-    value, low, high = (format(estimate[key], f"{sign}.3f") for key in ("value", "low", "high"))
-    return f"{value} [{low}, {high}]"
+    return f"{estimate['value']:{sign}.3f} [{estimate['low']:.3f}, {estimate['high']:.3f}]"

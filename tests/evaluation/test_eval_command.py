@@ -1,0 +1,177 @@
+"""`asyncrl eval` with a real model, real engine and real verifier processes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from asyncrl.collectors.engines.base import request_seed
+from asyncrl.collectors.evaluation import heldout
+from asyncrl.config.loading import load_recipe
+from asyncrl.learners import checkpoint as checkpoints
+from asyncrl.runtime import folder as folders
+from asyncrl.runtime.evaluation import Plan, evaluate, find_target
+from asyncrl.staleness import Weights
+
+SHORT = ("--set", "task.digits=[2, 2]", "--prompts", "8")
+
+
+def document(folder: Path, name: str = "out.json") -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / name).read_text())
+    return found
+
+
+@pytest.fixture
+def run_folder(tmp_path: Path, model: Path) -> Path:
+    """A run folder as a training leaves it, whose one checkpoint holds the model."""
+    recipe = load_recipe("tiny-reverse", overrides=["task.digits=[2, 2]"])
+    folder = tmp_path / "runs" / "tiny-reverse-20260101-1"
+    folder.mkdir(parents=True)
+    folders.describe(folder, recipe)
+    checkpoints.save(
+        folder / "checkpoints",
+        model=AutoModelForCausalLM.from_pretrained(model),
+        tokenizer=AutoTokenizer.from_pretrained(model),
+        training={"optimizer": {}},
+        weights=Weights(1, 7),
+        forks={1: (0, 0)},
+        trained=[],
+        tokens=0,
+    )
+    return folder
+
+
+def test_a_recipe_is_evaluated_with_its_model_as_it_is(cli, tmp_path, model):
+    done = cli("eval", "tiny-reverse", "--set", f"model.path={model}", *SHORT, "--json", "out.json")
+    assert done.returncode == 0, done.stderr
+    said = document(tmp_path)
+    assert said["model"] == str(model)
+    assert set(said["report"]["metrics"]) == {"reward", "pass@1", "pass@2", "pass@4"}
+    assert len(said["answers"]) == 8 * 4
+    assert said["report"]["metrics"]["pass@1"]["value"] <= said["report"]["metrics"]["pass@4"]["value"]
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith("evaluated   recipe tiny-reverse, model ")
+    assert [line for line in lines if line.startswith("pass@4")]
+    assert sum(line.startswith("prompt ") for line in lines) == 3
+
+
+def test_greedy_answers_are_those_of_transformers_own_generation(cli, tmp_path, model):
+    options = ("--temperature", "0", "--set", f"model.path={model}", *SHORT)
+    assert cli("eval", "tiny-reverse", *options, "--json", "out.json").returncode == 0
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    plain = AutoModelForCausalLM.from_pretrained(model)
+    for answer in document(tmp_path)["answers"]:
+        messages = [{"role": "user", "content": answer["prompt"]}]
+        prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt")
+        ids = prompt["input_ids"] if not isinstance(prompt, torch.Tensor) else prompt
+        made = plain.generate(ids, do_sample=False, max_new_tokens=8)[0, ids.shape[1] :]
+        assert tokenizer.decode(made).removesuffix(tokenizer.eos_token) == answer["answer"]
+
+
+def test_a_run_and_its_checkpoint_are_the_same_model(cli, tmp_path, run_folder):
+    """The newest run by default, by name, by folder; its checkpoint's folder; against each other they do not differ."""
+    checkpoint = run_folder / "checkpoints" / "version-000007"
+    for target in ((), ("tiny-reverse",), (str(run_folder),), (str(checkpoint),)):
+        done = cli("eval", *target, "--against", str(checkpoint), "--n", "2", *SHORT[2:], "--json", "out.json")
+        assert done.returncode == 0, done.stderr
+        found = document(tmp_path)
+        assert found["model"] == str(checkpoint)
+        assert found["answers"] == found["against"]["answers"]
+        for metric in found["difference"]["metrics"].values():
+            assert (metric["value"], metric["better"], metric["worse"], metric["equal"]) == (0.0, 0, 0, 8)
+
+
+def test_seeds_and_prompts_are_those_of_a_run(cli, tmp_path, run_folder, monkeypatch):
+    """The first answer to each row has the seed that the collector gives the evaluations of a run."""
+    seeds: list[int] = []
+    monkeypatch.setattr(heldout, "request_seed", lambda *key: seeds.append(request_seed(*key)) or seeds[-1])
+    monkeypatch.chdir(tmp_path)
+    target = find_target(str(run_folder))
+    plan = Plan(prompts=3, samples=1, ks=[1], temperature=None, max_tokens=None, seed=0, pass_above=0.0)
+    asyncio.run(evaluate(target, None, plan, on_answer=lambda name, done, total: None))
+    assert seeds == [request_seed("tiny-reverse/0/heldout", row, 0, 0, 0) for row in range(3)]
+
+
+TASK = """
+from asyncrl.tasks.base import Row
+
+class Faulty:
+    def rows(self, split):
+        return [Row(id=str(n), prompt="12", answer=n) for n in range(4)]
+
+    def score(self, row, answer):
+        return [1.0, 0.0, float("nan"), 1 / 0 if row.answer == 3 else 0.0][row.answer]
+"""
+
+
+def test_what_could_not_be_scored_is_counted_under_its_own_name(cli, tmp_path, model):
+    (tmp_path / "faulty.py").write_text(TASK)
+    (tmp_path / "recipe.yaml").write_text(f"model: {{path: {model}}}\ntask: {{type: 'faulty:Faulty'}}\n")
+    done = cli("eval", "recipe.yaml", "--n", "2", "--json", "out.json")
+    assert done.returncode == 0, done.stderr
+    found = document(tmp_path)["report"]
+    assert (found["answers"], found["unscored"]) == (8, 4)
+    assert sorted(found["failures"].values()) == [2, 2]
+    assert found["metrics"]["pass@1"]["value"] == 0.5
+    assert "8, 4 unscored (" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("nothing-of-that-name",), "nothing-of-that-name is no run folder"),
+        ((), "no run in"),
+        (("{model}",), "--recipe RECIPE"),
+        (("tiny-reverse", "--recipe", "tiny-reverse"), "has a recipe of its own"),
+        (("{model}", "--recipe", "tiny-reverse", "--set", "model.path=builtin:tiny"), "--set model.path"),
+        (("tiny-reverse", "--temperature", "0", "--n", "2"), "greedy"),
+        (("tiny-reverse", "--k", "8", "--n", "4"), "--n 8"),
+        (("tiny-reverse", "--k", "0"), "whole numbers"),
+        (("tiny-reverse", "--json", "nowhere/out.json"), "there is no folder nowhere"),
+        (("tiny-reverse", "--set", "collector.engine={type: simulated}"), "no model"),
+        (("tiny-reverse", "--set", "model.path=./nowhere"), "model.path"),
+    ],
+)
+def test_bad_input_is_one_clear_error(cli, model, arguments, said):
+    done = cli("eval", *(argument.replace("{model}", str(model)) for argument in arguments))
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+    assert len(done.stderr.strip().splitlines()) <= 3
+
+
+def test_a_damaged_checkpoint_is_refused_and_an_older_sound_one_is_taken_for_the_run(cli, tmp_path, run_folder):
+    sound = run_folder / "checkpoints" / "version-000007"
+    damaged = run_folder / "checkpoints" / "version-000009"
+    shutil.copytree(sound, damaged)
+    (damaged / "model.safetensors").write_bytes(b"torn")
+    done = cli("eval", str(damaged), *SHORT)
+    assert done.returncode == 2
+    assert "damaged" in done.stderr
+    done = cli("eval", "--n", "1", *SHORT, "--json", "out.json")
+    assert done.returncode == 0, done.stderr
+    assert document(tmp_path)["model"] == str(sound)
+
+
+def test_a_run_without_a_checkpoint_says_what_can_be_evaluated_instead(cli, run_folder):
+    shutil.rmtree(run_folder / "checkpoints")
+    done = cli("eval")
+    assert done.returncode == 2
+    assert str(run_folder / "recipe.yaml") in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_a_runs_last_checkpoint_gives_the_runs_last_evaluation(cli, tmp_path):
+    assert cli("run", "--set", "run.max_steps=3", "--set", "eval.prompts=64").returncode == 0
+    assert cli("eval", "--n", "1", "--json", "out.json").returncode == 0
+    (folder,) = (tmp_path / "runs").iterdir()
+    summary = json.loads((folder / "summary.json").read_text())
+    assert document(tmp_path)["report"]["metrics"]["reward"]["value"] == summary["success_after"]
