@@ -38,8 +38,23 @@ class Batch:
 
     @property
     def tokens(self) -> int:
-        """Tokens in the loss: the denominator of the whole step."""
+        """Tokens in the loss."""
         return int(self.trained.sum())
+
+    @classmethod
+    def empty(cls) -> Batch:
+        """No groups: the share of a rank for which a short batch had none."""
+        none = torch.empty(0, dtype=torch.int64)
+        return cls(
+            token_ids=none,
+            trained=none.bool(),
+            behaviour=none.float(),
+            ages=none,
+            lengths=np.empty(0, np.int64),
+            rewards=np.empty(0, np.float64),
+            groups=np.empty(0, np.int64),
+            nonfinite=0,
+        )
 
 
 @dataclass(frozen=True, slots=True)

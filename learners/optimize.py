@@ -12,6 +12,7 @@ from torch import nn
 
 from asyncrl.config.recipe import Learner
 from asyncrl.config.sft import Sft
+from asyncrl.learners.parallel import ALONE, Ranks
 
 
 class TooManySkipped(RuntimeError):
@@ -51,10 +52,14 @@ class Optimizer:
     whether one group in the batch happened to vary.
     """
 
-    def __init__(self, model: nn.Module, config: Learner | Sft, *, total_updates: int | None = None) -> None:
-        """total_updates: after how many the schedule ends, if it does."""
+    def __init__(
+        self, model: nn.Module, config: Learner | Sft, ranks: Ranks = ALONE, *, total_updates: int | None = None
+    ) -> None:
+        """model: as it is trained, so sharded already where there are several `ranks`. total_updates: after how many
+        the schedule ends, if it does."""
         self._config = config
         self._total_updates = total_updates
+        self._ranks = ranks
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         matrices = [p for p in self._parameters if p.ndim >= 2]
         vectors = [p for p in self._parameters if p.ndim < 2]
@@ -67,7 +72,7 @@ class Optimizer:
         self.skipped_in_a_row = 0
 
     def step(self, tokens: int) -> Update:
-        """Apply the accumulated gradient of the SUM over `tokens` tokens as that of their mean, and clear it.
+        """Apply the accumulated gradient of the SUM over `tokens` tokens, of all ranks, as their mean's, and clear it.
 
         Skipped, with weights and optimizer state untouched, when `tokens` is 0 or the gradient's norm is not finite.
         """
@@ -76,7 +81,8 @@ class Optimizer:
         if not tokens or not gradients:
             return self._skip(0.0, rate, "no token to train: no member of any group was scored")
         torch._foreach_mul_(gradients, 1.0 / tokens)
-        norm = float(torch.nn.utils.clip_grad_norm_(self._parameters, self._config.max_grad_norm))
+        # One norm of all ranks' parts: they clip alike, and skip together.
+        norm = float(self._ranks.whole(torch.nn.utils.clip_grad_norm_(self._parameters, self._config.max_grad_norm)))
         if not math.isfinite(norm):
             return self._skip(norm, rate, f"the gradient's norm is {norm}")
         for group in self._adam.param_groups:
@@ -103,13 +109,24 @@ class Optimizer:
             )
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything a resumed learner needs, loadable with torch.load(weights_only=True)."""
-        return {"adam": self._adam.state_dict(), "updates": self.updates, "skipped_in_a_row": self.skipped_in_a_row}
+        """Everything a resumed learner needs, loadable with torch.load(weights_only=True); whole, so that any number of
+        ranks can go on from it. A collective; of use on rank 0."""
+        adam = self._adam.state_dict()
+        adam["state"] = {
+            index: {name: self._ranks.kept(value) for name, value in moments.items()}
+            for index, moments in adam["state"].items()
+        }
+        return {"adam": adam, "updates": self.updates, "skipped_in_a_row": self.skipped_in_a_row}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a checkpoint. Rates and decay come from the recipe, moments and counts from the checkpoint."""
         decays = [group["weight_decay"] for group in self._adam.param_groups]
-        self._adam.load_state_dict(state["adam"])
+        parameters = [p for group in self._adam.param_groups for p in group["params"]]  # as Adam numbers them
+        moments = {
+            index: {name: self._ranks.part_of(value, parameters[index]) for name, value in values.items()}
+            for index, values in state["adam"]["state"].items()
+        }
+        self._adam.load_state_dict({**state["adam"], "state": moments})
         for group, decay in zip(self._adam.param_groups, decays, strict=True):
             group.update(weight_decay=decay, betas=self._config.betas)
         self.updates = int(state["updates"])

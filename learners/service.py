@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 from transformers import PreTrainedModel
 
 from asyncrl.buffers.archive import Archive
@@ -29,14 +28,18 @@ from asyncrl.learners import checkpoint as checkpoints
 from asyncrl.learners.advantages import advantages
 from asyncrl.learners.batch import check_lineages, make_batch
 from asyncrl.learners.checkpoint import Checkpoint
+from asyncrl.learners.commands import Begin, Gather, Train
 from asyncrl.learners.diagnostics import step_metrics
 from asyncrl.learners.evaluation import Evaluations, stored_evaluations
 from asyncrl.learners.limits import limits_of
-from asyncrl.learners.lora import attach, load_adapter, served_weights
-from asyncrl.learners.model import load_model, load_tokenizer, longest_sequence
+from asyncrl.learners.lora import served_weights
+from asyncrl.learners.model import load_tokenizer, longest_sequence
 from asyncrl.learners.optimize import Optimizer, Update
+from asyncrl.learners.parallel import ALONE, Ranks
+from asyncrl.learners.shares import as_message, balance, combine, group_loads, positions_of, share_of
 from asyncrl.learners.step import train_step
 from asyncrl.learners.summary import summarise
+from asyncrl.learners.trained import load_trained
 from asyncrl.schema import decode, pack, span_weights
 from asyncrl.staleness import Lineages, Weights
 from asyncrl.telemetry.metrics import MetricsWriter
@@ -57,12 +60,20 @@ class LearnerError(RuntimeError):
 
 
 async def learn(
-    recipe: Recipe, buffer: Buffer, *, run_dir: Path, model_path: Path, resume: Path | None, stop: asyncio.Event
+    recipe: Recipe,
+    buffer: Buffer,
+    *,
+    run_dir: Path,
+    model_path: Path,
+    resume: Path | None,
+    stop: asyncio.Event,
+    ranks: Ranks = ALONE,
 ) -> None:
     """Train `recipe.run.max_steps` steps from the buffer's groups, as a new lineage of the run.
 
     resume: the folder of checkpoints to go on from, None to start from `model_path`. `stop`: set to end after the
     current step, with a checkpoint. Writes metrics.jsonl, archive/, checkpoints/, eval/ and summary.json in `run_dir`.
+    `ranks`: seen from rank 0, which this is; the others run `rank.follow`.
 
     Raises ModelError, LearnerError, BufferError before the new lineage is open; then Fenced (a newer learner took over:
     nothing more is written) or, once collectors are told that the run has failed, CheckpointError, LearnerError (no
@@ -72,13 +83,13 @@ async def learn(
     evaluations = Evaluations(buffer, run_dir / "eval", metrics, prompts=recipe.eval.prompts)
     transport = publisher(recipe.weights, recipe.run.name)
     try:
-        learner = await _begin(recipe, buffer, run_dir, model_path, resume, metrics, transport)
+        learner = await _begin(recipe, buffer, run_dir, model_path, resume, metrics, transport, ranks)
         try:
             await _train(learner, evaluations, stop)
         except Fenced:
             raise
         except Exception as error:
-            await _finish_with(buffer, error)
+            await _finish_with(buffer, await ranks.cause(error))
             raise
     finally:
         await evaluations.cancel()
@@ -122,6 +133,7 @@ async def _begin(
     resume: Path | None,
     metrics: MetricsWriter,
     transport: Publisher,
+    ranks: Ranks,
 ) -> _Learner:
     """Load what is trained, then open a new lineage: from here on an older learner of the run is fenced."""
     trust = recipe.model.trust_remote_code
@@ -133,18 +145,11 @@ async def _begin(
     if resume is not None:
         checkpoint, lineage = await _resume(buffer, resume, limits)
     source = model_path if checkpoint is None else checkpoint.folder
-    lora = recipe.model.lora  # adapters are trained on the model they began with, not on the merged one of a checkpoint
-    base = source if lora is None else model_path
-    model = await asyncio.to_thread(
-        load_model, base, recipe.model.dtype, recipe.model.attn_implementation, trust_remote_code=trust
-    )
-    if lora is not None:
-        await asyncio.to_thread(attach, model, lora, seed=recipe.run.seed, base=recipe.model.path)
-        if checkpoint is not None:
-            await asyncio.to_thread(load_adapter, model, checkpoint.folder)
+    await asyncio.to_thread(ranks.tell, Begin(checkpoint=None if checkpoint is None else str(checkpoint.folder)))
+    model = await asyncio.to_thread(load_trained, recipe, model_path, checkpoint)
     tokenizer = await asyncio.to_thread(load_tokenizer, source, trust_remote_code=trust)
-    nn.Module.to(model, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
-    optimizer = Optimizer(model, recipe.learner)
+    whole = await asyncio.to_thread(ranks.shard, model)
+    optimizer = Optimizer(model, recipe.learner, ranks)
     if checkpoint is not None:
         state = checkpoint.training_state()
         optimizer.load_state_dict(state["optimizer"])
@@ -172,7 +177,10 @@ async def _begin(
         run_dir=run_dir,
         metrics=metrics,
         transport=transport,
+        ranks=ranks,
         model=model,
+        whole=whole,
+        gathered=parent.version,
         tokenizer=tokenizer,
         optimizer=optimizer,
         lineage=lineage,
@@ -221,7 +229,10 @@ class _Learner:
     run_dir: Path
     metrics: MetricsWriter
     transport: Publisher
+    ranks: Ranks
     model: PreTrainedModel
+    whole: PreTrainedModel  # `model` itself, or where that is sharded a copy of version `gathered`
+    gathered: int
     tokenizer: Any
     optimizer: Optimizer
     lineage: int
@@ -251,6 +262,7 @@ class _Learner:
         was made for `run.no_progress_s`, naming what is missing."""
         self.waited_for = ""
         while not stop.is_set():
+            self.ranks.check()
             answer = await self.buffer.lease(self.lineage, self.version, wait_s=ROUND_S)
             if isinstance(answer, Lease):
                 return answer
@@ -300,18 +312,27 @@ class _Learner:
         packed = pack(batches)
         batch = make_batch(packed, version=lease.step, max_age=self.recipe.buffer.max_trajectory_age)
         worth = advantages(batch.rewards, batch.groups, self.recipe.objective.advantage)
+        shares = balance(group_loads(batch), self.ranks.size)
+        self.ranks.tell(Train(lease=lease, shares=shares))
+        own, own_worth = batch, worth.values
+        if self.ranks.size > 1:
+            own, own_worth = share_of([batches[n] for n in shares[0]], version=lease.step, recipe=self.recipe)
         result = train_step(
             self.model,
             self.optimizer,
-            batch,
-            worth.values,
+            own,
+            own_worth,
             objective=self.recipe.objective,
             temperature=self.recipe.collector.sampling.temperature,
             max_tokens=self.recipe.learner.max_tokens_per_microbatch,
+            ranks=self.ranks,
         )
+        positions = [positions_of(batch, share) for share in shares]
+        parts = self.ranks.collect(as_message(result.seen), [len(at) for at in positions])
+        seen = combine(parts, positions, batch, loss_sum=result.seen.loss_sum)
         Archive(self.run_dir / "archive").write(self.lineage, lease.step, batches)
         record = {
-            **step_metrics(packed, batch, worth, result.seen),
+            **step_metrics(packed, batch, worth, seen),
             "skipped": bool(result.update.skipped),
             "grad_norm": result.update.grad_norm,
             "learning_rate": result.update.learning_rate,
@@ -325,7 +346,8 @@ class _Learner:
         started = time.monotonic()
         stats = await self.buffer.stats()
         in_use = in_use_by(stats.members)
-        served = served_weights(self.model)
+        await asyncio.to_thread(self._gather)
+        served = served_weights(self.whole)
         document = await asyncio.to_thread(
             lambda: self.transport.publish(self.weights, self._as_served(served), tied=served.tied, in_use=in_use)
         )
@@ -347,12 +369,13 @@ class _Learner:
         if self.saved == self.version:
             return
         folder = self.run_dir / "checkpoints"
+        await asyncio.to_thread(self._gather)
         path = await asyncio.to_thread(
             checkpoints.save,
             folder,
-            model=self.model,
+            model=self.whole,
             tokenizer=self.tokenizer,
-            training={"optimizer": self.optimizer.state_dict()},
+            training={"optimizer": await asyncio.to_thread(self._optimizer_state)},
             weights=self.weights,
             forks=self.lineages.forks,
             trained=self.consumed,
@@ -366,6 +389,17 @@ class _Learner:
         )
         event = {"event": "checkpoint", "time": time.time(), "lineage": self.lineage, "version": self.version}
         self.metrics.write({**event, "path": str(path)})
+
+    def _gather(self) -> None:
+        """Bring `whole` to the current version."""
+        if self.gathered != self.version:
+            self.ranks.tell(Gather("weights"))
+            self.ranks.gather(self.model, self.whole)
+            self.gathered = self.version
+
+    def _optimizer_state(self) -> dict[str, Any]:
+        self.ranks.tell(Gather("optimizer"))
+        return self.optimizer.state_dict()
 
     def _write_metrics(self, record: dict[str, Any], stats: Stats) -> None:
         groups = {state.value: count for state, count in stats.states.items()}
@@ -385,7 +419,7 @@ class _Learner:
                 "lost_tokens": dict(stats.lost_tokens),
                 "lost_seconds": dict(stats.lost_seconds),
                 "weights/publish_s": record["publish_s"],
-                "weights/bytes": served_weights(self.model).elements * itemsize,
+                "weights/bytes": served_weights(self.whole).elements * itemsize,
                 "collectors": {m.name: m.serving.version if m.serving else None for m in stats.members if m.alive},
                 "waiting": self.waited_for,
             }

@@ -1,8 +1,11 @@
-"""The computation of one step, from a batch to changed weights. No I/O, no clock, no buffer."""
+"""The computation of one step, from a batch to changed weights. No I/O, no clock, no buffer.
+
+With several ranks each has its share of the batch; numerator and denominator are of the whole step all the same.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -11,10 +14,11 @@ from transformers import PreTrainedModel
 
 from asyncrl.config.recipe import Objective
 from asyncrl.learners.batch import Batch, microbatches
-from asyncrl.learners.forward import token_logprobs
+from asyncrl.learners.forward import PACKED, token_logprobs
 from asyncrl.learners.objectives.aggregate import token_sum
 from asyncrl.learners.objectives.ppo_clip import ppo_clip
 from asyncrl.learners.optimize import Optimizer, Update
+from asyncrl.learners.parallel import ALONE, Ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +29,7 @@ class Seen:
     nonfinite: trained by the batch, but without a finite log-prob under the learner.
     """
 
-    loss: float  # mean over the included tokens
+    loss_sum: float  # over the included tokens
     included: NDArray[np.bool_]
     logprobs: NDArray[np.float32]  # of the weights the step started from
     ratio: NDArray[np.float32]
@@ -34,13 +38,18 @@ class Seen:
 
     @property
     def tokens(self) -> int:
-        """The denominator of the step."""
+        """Their number; over all ranks it is the denominator of the step."""
         return int(self.included.sum())
+
+    @property
+    def loss(self) -> float:
+        """Mean over the included tokens."""
+        return self.loss_sum / max(1, self.tokens)
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What a step saw and did."""
+    """What a step saw and did. seen: of this rank's share, but for `loss_sum`, which is of all."""
 
     seen: Seen
     update: Update
@@ -54,19 +63,26 @@ def accumulate(
     objective: Objective,
     temperature: float,
     max_tokens: int,
+    ranks: Ranks = ALONE,
 ) -> Seen:
     """Add the gradient of the SUM of token losses to the model's, micro-batch by micro-batch of `max_tokens` tokens.
 
     advantages float64 [rows]. The caller divides once, by the `tokens` of the answer: the gradient is then the same for
-    every `max_tokens`.
+    every `max_tokens`. A rank with fewer micro-batches than another makes passes that add exactly 0, since each pass
+    gathers the weights from all ranks.
     """
     device = next(model.parameters()).device
+    if model.config._attn_implementation != PACKED:
+        max_tokens = 1  # a sequence a micro-batch: the model is called so often anyway, and ranks must agree how often
     per_token = torch.from_numpy(np.repeat(advantages, batch.lengths).astype(np.float32))
     total = len(batch.token_ids)
     logprobs, ratio = torch.zeros(total), torch.zeros(total)
     included, clipped = torch.zeros(total, dtype=torch.bool), torch.zeros(total, dtype=torch.bool)
     loss_sum = 0.0
-    for micro in microbatches(batch, max_tokens):
+    portions = microbatches(batch, max_tokens)
+    for _ in range(ranks.most(len(portions)) - len(portions)):
+        _pass_along(model, device)
+    for micro in portions:
         at = micro.positions
         behaviour, trained = batch.behaviour[at].to(device), batch.trained[at].to(device)
         current = token_logprobs(
@@ -96,13 +112,19 @@ def accumulate(
         clipped[at] = (terms.clipped & mask).cpu()
     tokens = int(included.sum())
     return Seen(
-        loss=loss_sum / max(1, tokens),
+        loss_sum=loss_sum,
         included=included.numpy(),
         logprobs=logprobs.numpy(),
         ratio=ratio.numpy(),
         clipped=clipped.numpy(),
         nonfinite=batch.tokens - tokens,
     )
+
+
+def _pass_along(model: PreTrainedModel, device: torch.device) -> None:
+    """A pass that trains nothing, over the shortest sequence that has a prediction."""
+    logprobs = token_logprobs(model, torch.zeros(2, dtype=torch.int64, device=device), torch.tensor([0, 2]))
+    torch.autograd.backward(token_sum(logprobs, torch.zeros(2, dtype=torch.bool, device=device)))
 
 
 def train_step(
@@ -114,8 +136,11 @@ def train_step(
     objective: Objective,
     temperature: float,
     max_tokens: int,
+    ranks: Ranks = ALONE,
 ) -> StepResult:
-    """Gradient of the mean token loss over the whole batch, then one update (or none, see `Optimizer.step`)."""
+    """Gradient of the mean token loss over the whole batch, then one update (or none, see `Optimizer.step`).
+
+    batch, advantages: this rank's share of the step."""
     seen = accumulate(
         model,
         batch,
@@ -123,5 +148,7 @@ def train_step(
         objective=objective,
         temperature=temperature,
         max_tokens=max_tokens,
+        ranks=ranks,
     )
-    return StepResult(seen=seen, update=optimizer.step(seen.tokens))
+    tokens, loss_sum = ranks.total([seen.tokens, seen.loss_sum])
+    return StepResult(seen=replace(seen, loss_sum=loss_sum), update=optimizer.step(int(tokens)))

@@ -32,7 +32,17 @@ if TYPE_CHECKING:
 @set_option
 @grace_option
 @click.option("--run-dir", type=click.Path(path_type=Path), hidden=True, help="Made and locked by `asyncrl run`.")
-def learner(recipe: str | None, url: str | None, resume: str | None, run_dir: Path | None, **options: Any) -> int:
+@click.option("--rank", type=int, hidden=True, help="Started by rank 0, which waits at --meeting.")
+@click.option("--meeting", type=click.Path(path_type=Path), hidden=True)
+def learner(
+    recipe: str | None,
+    url: str | None,
+    resume: str | None,
+    run_dir: Path | None,
+    rank: int | None,
+    meeting: Path | None,
+    **options: Any,
+) -> int:
     """Create the run in a store and train it; collectors join with `asyncrl collector`.
 
     RECIPE is a path, the name of a packaged recipe, or - to read a resolved one from standard input.
@@ -40,6 +50,10 @@ def learner(recipe: str | None, url: str | None, resume: str | None, run_dir: Pa
     from asyncrl.config.loading import recipe_from_document
     from asyncrl.runtime import folder as folders
 
+    if rank is not None:
+        assert url is not None, "rank 0 gives the URL in the environment"
+        assert meeting is not None, "rank 0 gives it"
+        return _follow(recipe_from_document(json.load(sys.stdin)), url, rank, meeting)
     if run_dir is not None:  # the parent has checked the recipe, and shows how it goes
         assert url is not None, "`asyncrl run` gives the URL in the environment"
         return _learn(recipe_from_document(json.load(sys.stdin)), url, run_dir, resume=resume is not None, show=False)
@@ -80,3 +94,12 @@ def _learn(recipe: Recipe, url: str, folder: Path, *, resume: bool, show: bool) 
     if show:
         print_summary(folder)
     return code
+
+
+def _follow(recipe: Recipe, url: str, rank: int, meeting: Path) -> int:
+    """No handlers of signals: rank 0 takes them for all, and one that is meant for this rank ends it."""
+    from asyncrl.runtime import processes
+
+    processes.log_to_stderr()
+    asyncio.run(processes.learner_rank(recipe, url=url, rank=rank, meeting=meeting))
+    return 0

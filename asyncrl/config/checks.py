@@ -157,6 +157,12 @@ def _check_sampling(recipe: Recipe) -> None:
 
 def _check_learner(recipe: Recipe) -> None:
     learner = recipe.learner
+    if learner.ranks > learner.groups_per_step:
+        raise RecipeError(
+            f"learner.ranks is {learner.ranks}, but a step has {learner.groups_per_step} groups "
+            f"(learner.groups_per_step) and a group is never split: some ranks would never train. Use "
+            f"{learner.groups_per_step} ranks or fewer, or raise learner.groups_per_step"
+        )
     if recipe.collector.group_size == 1:
         raise RecipeError(
             f"collector.group_size is 1, but objective.advantage {recipe.objective.advantage} compares the answers to "

@@ -145,7 +145,7 @@ class Checkpoint(Section, frozen=True, kw_only=True):
 
 
 class Learner(Section, frozen=True, kw_only=True):
-    ranks: Literal[1] = 1
+    ranks: Positive = 1  # processes that share a step (FSDP2); above 1 without GPUs: Gloo on the CPU
     groups_per_step: Positive = 16  # prompts per step
     learning_rate: Annotated[float, Meta(gt=0)] = 1e-3
     warmup_steps: NonNegative = 5  # linear

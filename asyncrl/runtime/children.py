@@ -42,6 +42,11 @@ class Child:
     def running(self) -> bool:
         return not self.exited.done()
 
+    @property
+    def pid(self) -> int:
+        assert self._process is not None, f"{self.name} was not started"
+        return self._process.pid
+
     async def start(self, environment: Mapping[str, str], *, stdin: bytes | None = None) -> None:
         """Start it, or start it again; `environment` adds to ours, `stdin` is all that it may read."""
         # -P: a folder in the working directory that is named like a package must not be imported instead of it.
@@ -77,9 +82,13 @@ class Child:
         """End what is left of it and of its own children. Safe where it has ended, or was never started."""
         if self._process is None:
             return
-        with suppress(ProcessLookupError, PermissionError):  # nothing is left of the group
-            os.killpg(self._process.pid, signal.SIGKILL)
+        self.signal_group(signal.SIGKILL)
         await self.exited
+
+    def signal_group(self, number: signal.Signals) -> None:
+        """Send it and its own children a signal; what has ended gets none."""
+        with suppress(ProcessLookupError, PermissionError):  # nothing is left of the group
+            os.killpg(self.pid, number)
 
     def complaint(self) -> str:
         """The message it ended with, "" if it said none: what it printed after its last "Error: "."""

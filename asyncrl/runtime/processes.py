@@ -28,6 +28,7 @@ from asyncrl.data.jsonl import DataError
 from asyncrl.learners.limits import limits_of
 from asyncrl.runtime import models
 from asyncrl.runtime.preflight import is_listening, refuse_in_use
+from asyncrl.runtime.ranks import RankLost, meet, ranks_of
 from asyncrl.runtime.tail import JsonLines
 from asyncrl.tasks.base import TaskError
 from asyncrl.telemetry.console import RunConsole
@@ -69,24 +70,45 @@ async def learner(recipe: Recipe, *, url: str, folder: Path, resume: bool, stop:
     try:
         # The run appears when its model is there: a collector on this host then finds the built-in one made.
         model_path = await asyncio.to_thread(models.resolve, recipe)
-        use_threads(model_path)
+        use_threads(model_path, recipe.learner.ranks)
         buffer = await _claim_run(store, recipe, model_path, resume=resume)
         from asyncrl.learners.model import ModelError  # loads torch, as does the next
-        from asyncrl.learners.service import learn
 
-        checkpoints = folder / "checkpoints"
-        await _work(
-            learn(
-                recipe,
-                buffer,
-                run_dir=folder,
-                model_path=model_path,
-                resume=checkpoints if resume else None,
-                stop=stop,
-            ),
-            "the learner",
-            bad_input=(ModelError,),
-        )
+        async def work() -> None:
+            async with ranks_of(recipe, url=url, folder=folder, stop=stop) as ranks:
+                from asyncrl.learners.service import learn
+
+                if ranks is not None:
+                    checkpoints = folder / "checkpoints" if resume else None
+                    await learn(
+                        recipe,
+                        buffer,
+                        run_dir=folder,
+                        model_path=model_path,
+                        resume=checkpoints,
+                        stop=stop,
+                        ranks=ranks,
+                    )
+
+        await _work(work(), "the learner", bad_input=(ModelError,))
+    finally:
+        await store.close()
+
+
+async def learner_rank(recipe: Recipe, *, url: str, rank: int, meeting: Path) -> None:
+    """Be one of the other ranks of a learner, whose rank 0 has created the run and waits at `meeting`."""
+    from asyncrl.learners.rank import follow
+
+    store = await open_store(url)
+    try:
+        model_path = await asyncio.to_thread(models.resolve, recipe)
+        use_threads(model_path, recipe.learner.ranks)
+        buffer = await store.find_run(recipe.run.name)
+        if buffer is None:
+            raise RunNotFound(f"the store at {masked(url)} has no run {recipe.run.name!r}")
+        ranks = await asyncio.to_thread(meet, recipe, rank, meeting)
+        await _work(follow(recipe, buffer, ranks, model_path=model_path), f"learner rank {rank}", bad_input=())
+        ranks.close()
     finally:
         await store.close()
 
@@ -197,14 +219,15 @@ async def _work(work: Awaitable[None], what: str, *, bad_input: tuple[type[Excep
         await work
     except bad_input:
         raise
+    except RankLost as error:  # says all there is to say; where it was noticed tells nothing
+        raise RunFailed(f"{what} failed: {error}") from error
     except Exception as error:
         log.exception("%s failed", what)
         raise RunFailed(f"{what} failed: {type(error).__name__}: {error}") from error
 
 
-def use_threads(model_path: Path | None) -> None:
-    """Give torch in this process the threads that suit the model (`models.threads`)."""
+def use_threads(model_path: Path | None, ranks: int = 1) -> None:
+    """Give torch in this process the threads that suit the model (`models.threads`), shared by a learner's ranks."""
     import torch
 
-    if (count := models.threads(model_path)) is not None:
-        torch.set_num_threads(count)
+    torch.set_num_threads(max(1, models.threads(model_path) // ranks))

@@ -35,7 +35,7 @@ def metrics(make_row, make_group, ratios: dict[int, float]) -> dict:
         log_ratio[batch.ages.numpy() == age] = math.log(ratio)
     included = batch.trained.numpy()
     seen = Seen(
-        loss=0.25,
+        loss_sum=1.25,
         included=included,
         logprobs=np.where(included, batch.behaviour.numpy() + log_ratio, 0).astype(np.float32),
         ratio=np.where(included, np.exp(log_ratio), 0).astype(np.float32),

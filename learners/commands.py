@@ -1,0 +1,46 @@
+"""What rank 0 tells the other ranks to do, as JSON: no pickle anywhere."""
+
+from __future__ import annotations
+
+import msgspec
+
+from asyncrl.buffers.base import Lease
+
+
+class Begin(msgspec.Struct, frozen=True, tag="begin"):
+    """Load what rank 0 has loaded: the initial weights, or those of this checkpoint's folder."""
+
+    checkpoint: str | None
+
+
+class Train(msgspec.Struct, frozen=True, tag="train"):
+    """Train a step. shares[rank]: which of the lease's groups a rank trains, by their place in it."""
+
+    lease: Lease
+    shares: list[list[int]]
+
+
+class Gather(msgspec.Struct, frozen=True, tag="gather"):
+    """Give rank 0 the parts of the weights, or of the optimizer's state."""
+
+    what: str  # weights | optimizer
+
+
+class End(msgspec.Struct, frozen=True, tag="end"):
+    """Training is over."""
+
+
+Command = Begin | Train | Gather | End
+
+_decoder = msgspec.json.Decoder(Command)
+
+
+def encoded(command: Command) -> bytes:
+    """For `decoded`."""
+    return msgspec.json.encode(command)
+
+
+def decoded(content: bytes) -> Command:
+    """What `encoded` was given."""
+    command: Command = _decoder.decode(content)
+    return command

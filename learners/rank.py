@@ -1,0 +1,66 @@
+"""The other ranks of a learner: they do what rank 0 tells them, and know nothing of steps and versions themselves."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+
+from asyncrl.buffers.base import Buffer
+from asyncrl.config.recipe import Recipe
+from asyncrl.learners.checkpoint import load
+from asyncrl.learners.commands import Begin, Gather, Train
+from asyncrl.learners.optimize import Optimizer
+from asyncrl.learners.parallel import Sharded
+from asyncrl.learners.shares import as_message, share_of
+from asyncrl.learners.step import train_step
+from asyncrl.learners.trained import load_trained
+from asyncrl.schema import decode
+
+
+async def follow(recipe: Recipe, buffer: Buffer, ranks: Sharded, *, model_path: Path) -> None:
+    """Until rank 0 says that training is over. It is rank 0 that names what fails: whatever is raised here ends this
+    process, which rank 0 sees."""
+    begin = ranks.told()
+    assert isinstance(begin, Begin)
+    checkpoint = None if begin.checkpoint is None else load(Path(begin.checkpoint))
+    model = load_trained(recipe, model_path, checkpoint)
+    ranks.shard(model)
+    optimizer = Optimizer(model, recipe.learner, ranks)
+    if checkpoint is not None:
+        optimizer.load_state_dict(checkpoint.training_state()["optimizer"])
+    while True:
+        command = await asyncio.to_thread(ranks.told)
+        if isinstance(command, Train):
+            groups = await _fetched(buffer, command, ranks.rank)
+            batch, worth = share_of(groups, version=command.lease.step, recipe=recipe)
+            result = train_step(
+                model,
+                optimizer,
+                batch,
+                worth,
+                objective=recipe.objective,
+                temperature=recipe.collector.sampling.temperature,
+                max_tokens=recipe.learner.max_tokens_per_microbatch,
+                ranks=ranks,
+            )
+            ranks.collect(as_message(result.seen), [])
+        elif isinstance(command, Gather) and command.what == "weights":
+            ranks.gather(model, model)
+        elif isinstance(command, Gather):
+            optimizer.state_dict()
+        else:
+            return
+
+
+async def _fetched(buffer: Buffer, command: Train, rank: int) -> list[pa.RecordBatch]:
+    """This rank's groups of a step, and only those."""
+    lease, share = command.lease, command.shares[rank]
+    if not share:
+        return []
+    own = replace(
+        lease, ordinals=tuple(lease.ordinals[n] for n in share), headers=tuple(lease.headers[n] for n in share)
+    )
+    return [decode(payload) for payload in await buffer.payloads(own)]
