@@ -31,23 +31,30 @@ PR_SET_PDEATHSIG = 1  # linux/prctl.h
 class Scorer(Protocol):
     """What the factory of a pool returns. `row` and `answer` are the fields of what `VerifierPool.score` was given."""
 
-    def score(self, row: dict[str, Any], answer: dict[str, Any]) -> object: ...
+    def score(self, row: dict[str, Any], answer: dict[str, Any]) -> object:
+        """What the task's `score` returned, whatever it is: `parts.judge` looks at it."""
 
-    def part_weights(self) -> Mapping[str, float]: ...
+    def part_weights(self) -> Mapping[str, float]:
+        """Weight of each part; one that is left out weighs 1."""
 
 
 class Start(msgspec.Struct):
+    """The first message to a worker: what to build."""
+
     factory: str  # module:function
     arguments: dict[str, Any]  # its keyword arguments
     path: list[str]  # sys.path of the parent: what it can import, this process can import
 
 
 class Ready(msgspec.Struct):
+    """The worker's answer to it, when it can score or never will."""
+
     weights: dict[str, float]
     error: str = ""  # the scorer could not be built
 
 
 def main() -> None:
+    """Build, say so, then one verdict for each score call. The argument is the parent's process id."""
     die_with_parent(int(sys.argv[1]))
     requests, replies = take_protocol()
     start = msgspec.msgpack.decode(read_frame(requests), type=Start)
@@ -129,6 +136,7 @@ def read_frame(stream: BinaryIO) -> bytes:
 
 
 def write_frame(stream: BinaryIO, message: object) -> None:
+    """Send one message: its length, then its bytes as MessagePack."""
     body = msgspec.msgpack.encode(message)
     stream.write(HEADER.pack(len(body)) + body)
     stream.flush()

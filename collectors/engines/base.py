@@ -97,7 +97,8 @@ class Engine(Protocol):
         """How many requests may decode at once."""
 
     @property
-    def free_slots(self) -> int: ...
+    def free_slots(self) -> int:
+        """`slots` less the requests that run or wait; at least 0."""
 
     @property
     def serving(self) -> Weights | None:
@@ -127,4 +128,5 @@ class Engine(Protocol):
         """Switch to the staged weights between two decode steps. `keep`: running requests go on over their old KV;
         `recompute`: their KV is rebuilt under the new weights first. Returns what is now served."""
 
-    async def close(self) -> None: ...
+    async def close(self) -> None:
+        """End the engine; what still runs raises EngineError."""
