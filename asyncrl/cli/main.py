@@ -13,6 +13,7 @@ from asyncrl.cli.errors import report
 COMMANDS = {
     "init": ("asyncrl.cli.init", "Write a task of your own that trains at once."),
     "run": ("asyncrl.cli.run", "Train: store, learner and collector in one go."),
+    "sft": ("asyncrl.cli.sft", "Supervised training on conversations, before the run."),
     "learner": ("asyncrl.cli.learner", "The learner process alone; creates the run."),
     "collector": ("asyncrl.cli.collector", "A collector process alone; joins a run."),
     "eval": ("asyncrl.cli.eval", "Evaluate a run, a checkpoint or a model on held-out rows."),

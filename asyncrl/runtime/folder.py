@@ -134,6 +134,19 @@ def locked(folder: Path, role: str) -> Iterator[None]:
         os.close(lock)
 
 
+@contextmanager
+def opened(loaded: Loaded | LoadedSft, previous: Path | None = None) -> Iterator[Path]:
+    """The folder of a run, locked while it lives: `previous` where one goes on, else a new one that says what is run.
+
+    Raises RunFolderError.
+    """
+    folder = previous or create(loaded.recipe.run.name, loaded.recipe.run.output_dir)
+    with locked(folder, "run"):
+        if previous is None:
+            describe(folder, loaded)
+        yield folder
+
+
 def describe(folder: Path, loaded: Loaded | LoadedSft) -> None:
     """Write what is run: the resolved recipe (passwords as ***), where it differs from its parent, the versions."""
     values = flatten(masked(loaded.document))
