@@ -43,9 +43,7 @@ class Model(Section, frozen=True, kw_only=True):
     path: str = "builtin:tiny"  # builtin:tiny or builtin:smollm2-135m, a folder, or a Hugging Face id
     revision: str | None = None  # of a Hugging Face id
     dtype: Literal["float32", "bfloat16"] = "float32"  # what is computed and served; the learner keeps float32 masters
-    attn_implementation: Literal["auto", "eager", "sdpa", "flash_attention_2"] = (
-        "auto"  # auto leaves it to transformers
-    )
+    attn_implementation: Literal["auto", "eager", "sdpa", "flash_attention_2"] = "auto"  # auto is transformers' choice
     max_length: Positive | None = None  # prompt + completion, tokens; null: the model's own
     lora: Lora | None = None  # train low-rank adapters; null: all weights
     trust_remote_code: bool = False  # run code that comes with the model
