@@ -12,14 +12,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
-from redis.exceptions import RedisError
+from redis.exceptions import NoScriptError, RedisError
 
 from asyncrl.buffers.base import (
     Beat,
     BufferError,
     Commit,
     FailKind,
-    Fenced,
     GroupHeader,
     Lease,
     Limits,
@@ -30,23 +29,15 @@ from asyncrl.buffers.base import (
     Stats,
     Ticket,
     TicketRow,
-    UnknownMember,
     Waiting,
 )
 from asyncrl.buffers.memory import DEADLINE_SLACK_S, checked_payload, waiting_words
-from asyncrl.buffers.store import Store, limits_doc, run_prefix
+from asyncrl.buffers.store import Store, answer_of, limits_doc, run_prefix, shown
 from asyncrl.staleness import Weights
 
 FETCH_GROUPS = 16  # groups a read: replies of several MB at once are slower than a few in turn
+SILENCE_S = 5.0  # beyond its own limit, after which a pop that did not return is given up and simply made again
 REWIND_WAIT_S = 1.0  # a rewind in progress answers "retry"; its end wakes the member earlier
-
-
-def raise_refusal(reply: Any) -> Any:
-    """The script's refusals as exceptions; anything else is the answer."""
-    if isinstance(reply, dict) and "error" in reply and "message" in reply:
-        kinds: dict[str, type[BufferError]] = {"fenced": Fenced, "unknown_member": UnknownMember}
-        raise kinds.get(reply["error"], BufferError)(reply["message"])
-    return reply
 
 
 def weights_of(pair: Sequence[int] | None) -> Weights | None:
@@ -106,12 +97,12 @@ class RedisBuffer:
             return
         key = f"{self.prefix}:mail:{box}"
         try:
-            async with asyncio.timeout(seconds + 5.0):
-                await self.store.waiting.blpop([key], timeout=max(0.01, seconds))
+            async with asyncio.timeout(seconds + SILENCE_S):
+                await self.store.client.blpop([key], timeout=max(0.01, seconds))
         except TimeoutError:
             return
         except RedisError as error:
-            raise BufferError(f"store {self.store.url}: waiting on {box} failed: {error}") from error
+            raise BufferError(f"store {shown(self.store.url)}: waiting on {box} failed: {error}") from error
 
     # --- collectors -------------------------------------------------------------------------------------------------
 
@@ -184,16 +175,14 @@ class RedisBuffer:
             transaction = self.store.client.pipeline(transaction=True)
             transaction.hsetnx(f"{self.prefix}:payload", field, payload)
             transaction.evalsha(self.store.sha, 1, self.prefix, "put", document, self._now())
-            try:
+            async with self.store.answering(f"put of ticket {header.ordinal}"):
                 _, raw = await transaction.execute(raise_on_error=False)
-            except RedisError as error:
-                raise BufferError(f"store {self.store.url}: put of ticket {header.ordinal} failed: {error}") from error
-            if not isinstance(raw, Exception):
-                return raise_refusal(msgspec.json.decode(raw))
-            if "NOSCRIPT" not in str(raw) and "No matching script" not in str(raw):
-                raise BufferError(f"store {self.store.url}: put of ticket {header.ordinal} failed: {raw}") from raw
-            await self.store.load()  # the payload written meanwhile is found again: HSETNX leaves it alone
-        raise BufferError(f"store {self.store.url}: the server does not keep the scripts that it is given")
+                if not isinstance(raw, Exception):
+                    return answer_of(raw)
+                if not isinstance(raw, NoScriptError):
+                    raise raw
+                await self.store.load()  # the payload written meanwhile is found again: HSETNX leaves it alone
+        raise BufferError(f"store {shown(self.store.url)}: the server does not keep the scripts that it is given")
 
     async def fail(
         self, member: Member, ordinal: int, attempt: int, *, kind: FailKind, reason: str, tokens: int, seconds: float
@@ -239,10 +228,8 @@ class RedisBuffer:
         for at in range(0, len(lease.headers), FETCH_GROUPS):
             headers = lease.headers[at : at + FETCH_GROUPS]
             fields = [f"{h.ordinal}:{h.attempt}" for h in headers]
-            try:
+            async with self.store.answering(f"groups of step {lease.step}"):
                 values = await self.store.client.hmget(f"{self.prefix}:payload", fields)
-            except RedisError as error:
-                raise BufferError(f"store {self.store.url}: groups of step {lease.step}: {error}") from error
             found.extend(checked_payload(h, as_bytes(v)) for h, v in zip(headers, values, strict=True))
         return found
 

@@ -10,7 +10,8 @@ import asyncio
 import ipaddress
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -21,7 +22,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import ExponentialBackoff
 from redis.exceptions import AuthenticationError, NoScriptError, RedisError
 
-from asyncrl.buffers.base import PROTOCOL_VERSION, BufferError, Limits
+from asyncrl.buffers.base import PROTOCOL_VERSION, BufferError, Fenced, Limits, UnknownMember
 from asyncrl.schema import SCHEMA_VERSION
 
 if TYPE_CHECKING:
@@ -77,30 +78,40 @@ def refuse_public(url: str) -> None:
 class Store:
     """One connection pool to one server, with the scripts loaded."""
 
-    def __init__(self, url: str, client: Redis, waiting: Redis) -> None:
+    def __init__(self, url: str, client: Redis) -> None:
         self.url = url
         self.client = client
-        self.waiting = waiting  # blocking pops: a separate pool without a read limit of its own
         self.script = script_text()
         self.sha = ""
 
     async def load(self) -> None:
         self.sha = str(await self.client.script_load(self.script))
 
+    @asynccontextmanager
+    async def answering(self, what: str) -> AsyncIterator[None]:
+        """Around calls of the client: a server that fails, or gives no answer for COMMAND_S, is a BufferError.
+
+        The limit is here and not in the client: with a `socket_timeout` redis-py runs each read under `wait_for`, which
+        before Python 3.12 loses a cancellation that arrives at the wrong moment, and a cancelled task would live on.
+        """
+        try:
+            async with asyncio.timeout(COMMAND_S):
+                yield
+        except TimeoutError:
+            raise BufferError(f"store {shown(self.url)}: {what}: no answer for {COMMAND_S:.0f} s") from None
+        except RedisError as error:
+            raise BufferError(f"store {shown(self.url)}: {what} failed: {error}") from error
+
     async def run_script(self, prefix: str, operation: str, arguments: Any, now: str = "") -> Any:
         """One atomic operation. Raises BufferError for what the script refuses or the server cannot do."""
-        from asyncrl.buffers.remote import raise_refusal
-
         document = msgspec.json.encode(arguments)
-        try:
+        async with self.answering(operation):
             try:
                 raw = await self.client.evalsha(self.sha, 1, prefix, operation, document, now)
             except NoScriptError:  # the server was restarted, or its script cache flushed
                 await self.load()
                 raw = await self.client.evalsha(self.sha, 1, prefix, operation, document, now)
-        except RedisError as error:
-            raise BufferError(f"store {shown(self.url)}: {operation} failed: {error}") from error
-        return raise_refusal(msgspec.json.decode(raw))
+        return answer_of(raw)
 
     async def create_run(self, name: str, *, recipe: dict[str, Any], recipe_hash: str, limits: Limits) -> RedisBuffer:
         """Create the run, or find the very same one (by recipe hash). Raises RunExists for another recipe's."""
@@ -149,7 +160,15 @@ class Store:
 
     async def close(self) -> None:
         await self.client.aclose()
-        await self.waiting.aclose()
+
+
+def answer_of(raw: bytes | str) -> Any:
+    """A script's reply, its refusals as exceptions."""
+    reply = msgspec.json.decode(raw)
+    if isinstance(reply, dict) and "error" in reply and "message" in reply:
+        kinds: dict[str, type[BufferError]] = {"fenced": Fenced, "unknown_member": UnknownMember}
+        raise kinds.get(reply["error"], BufferError)(reply["message"])
+    return reply
 
 
 def run_prefix(name: str) -> str:
@@ -178,9 +197,8 @@ async def open_store(url: str) -> Store:
         raise BufferError(f"store {shown(url)}: not a URL of a store; use redis://, rediss:// or unix://")
     refuse_public(url)
     retry = Retry(ExponentialBackoff(cap=1.0, base=0.05), RETRIES)
-    client = Redis.from_url(url, socket_timeout=COMMAND_S, socket_connect_timeout=CONNECT_S, retry=retry)
-    waiting = Redis.from_url(url, socket_timeout=None, socket_connect_timeout=CONNECT_S, retry=retry)
-    store = Store(url, client, waiting)
+    client = Redis.from_url(url, socket_timeout=None, socket_connect_timeout=CONNECT_S, retry=retry)
+    store = Store(url, client)
     try:
         await _check(url)
         await store.load()

@@ -100,7 +100,9 @@ class Leases(Puts):
             for ticket in [t for _, t in sorted(self.live.items())]:
                 if not in_window(ticket.lo, version=self.version, max_age=self.limits.max_age):
                     self._end(ticket, State.STALE, "over_age")
-        self._grant(now)
+        # Who waits still serves V - 1, and gets V in a moment where every version is published: a ticket issued before
+        # that would be due one step earlier. Its next beat, after the activation or in two seconds, asks again.
+        self._grant(now, newest_only=self.limits.publish_every == 1)
         return Commit(self.version, repeated=False, ended=self.version >= self.limits.max_steps)
 
     def _end_run(self) -> None:

@@ -85,14 +85,16 @@ class Tickets(Transitions):
     def _ticket(self, ticket: TicketState) -> Ticket:
         return Ticket(ticket.ordinal, ticket.attempt, ticket.issued_for, ticket.issued)
 
-    def _grant(self, now: float) -> None:
+    def _grant(self, now: float, *, newest_only: bool = False) -> None:
         """Re-test the waiting collectors in order. A dead or lagging one consumes nothing and keeps its place; one that
-        serves V and gets nothing ends the round, since nobody has more room."""
+        serves V and gets nothing ends the round, since nobody has more room. `newest_only`: see `commit`."""
         if self.phase != "running":
             return
         for incarnation in list(self.waiters):
             member = self.members[incarnation]
             if not self._alive(member, now):
+                continue
+            if newest_only and (member.serving is None or member.serving.version < self.version):
                 continue
             granted: list[tuple[int, int]] = []
             while len(granted) < member.want and (ticket := self._issue(member, now)) is not None:

@@ -183,7 +183,9 @@ function ops.commit(a)
       if not in_window(c.lo) then finish_ticket(ticket(c.ordinal), 'stale', 'over_age') end
     end
   end
-  grant()
+  -- Who waits still serves V - 1, and gets V in a moment where every version is published: a ticket issued before that
+  -- would be due one step earlier. Its next beat, after the activation or in two seconds, asks again.
+  grant(limits.publish_every == 1)
   return reply(false)
 end
 

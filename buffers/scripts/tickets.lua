@@ -51,12 +51,13 @@ local function issue(m)
 end
 
 -- Whatever frees room re-tests the waiting collectors in order. A dead or lagging one consumes nothing and keeps its
--- place; one that serves V and gets nothing ends the round, since nobody has more room.
-local function grant()
+-- place; one that serves V and gets nothing ends the round, since nobody has more room. newest_only: see ops.commit.
+local function grant(newest_only)
   if R.phase ~= 'running' then return end
   for _, incarnation in ipairs(call('ZRANGE', WAITERS, 0, -1)) do
-    if alive(incarnation) then
-      local m, reply = member(incarnation), {}
+    local m, reply = member(incarnation), {}
+    local lagging = not m.serving or m.serving[2] < num('version')
+    if alive(incarnation) and not (newest_only and lagging) then
       while #reply < m.want do
         local t = issue(m)
         if not t then break end
