@@ -68,7 +68,7 @@ def _blocks(path: list[str], members: tuple[type[Section], ...]) -> list[tuple[l
 
 def _intro(member: type[Section]) -> list[str]:
     """The struct's docstring as a paragraph, if it has one of its own."""
-    doc = inspect.cleandoc(member.__doc__ or "")
+    doc = re.sub(r"`docs/(.+?)\.md`", r"[\1](\1.md)", inspect.cleandoc(member.__doc__ or ""))
     return [*doc.splitlines(), ""] if doc and member.__doc__ is not Section.__doc__ else []
 
 
@@ -127,8 +127,8 @@ def _comments(member: type[Section]) -> dict[str, str]:
     found = {}
     for statement in definition.body:
         if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
-            code = lines[(statement.end_lineno or 0) - 1][statement.end_col_offset :]
-            found[statement.target.id] = code.partition("# ")[2].strip()
+            written = lines[statement.lineno - 1 : statement.end_lineno]
+            found[statement.target.id] = "".join(line.partition("  # ")[2].strip() for line in written)
     return found
 
 

@@ -23,6 +23,8 @@ class Section(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
 
 
 class Run(Section, frozen=True, kw_only=True):
+    """What the run is called, how long it lasts, where it is kept."""
+
     name: str = "tiny-reverse"  # in the store, and the stem of the folder; letters, digits, `.`, `_` and `-`
     output_dir: str | None = None  # the run's own folder, new or empty; null: runs/<name>-<date>-<n>
     max_steps: Positive = 60  # learner steps
@@ -40,6 +42,8 @@ class Lora(Section, frozen=True, kw_only=True):
 
 
 class Model(Section, frozen=True, kw_only=True):
+    """What is trained: anything that transformers loads as a causal language model."""
+
     path: str = "builtin:tiny"  # builtin:tiny or builtin:smollm2-135m, a folder, or a Hugging Face id
     revision: str | None = None  # of a Hugging Face id
     dtype: Literal["float32", "bfloat16"] = "float32"  # what is computed and served; the learner keeps float32 masters
@@ -50,6 +54,8 @@ class Model(Section, frozen=True, kw_only=True):
 
 
 class DataSource(Section, frozen=True, kw_only=True):
+    """JSONL files, one object a line."""
+
     train: str  # a JSONL file
     heldout: str | None = None  # null: one row in ten of `train`, chosen by a hash of the row
     prompt: str = "prompt"  # column: text, or a list of messages
@@ -58,6 +64,8 @@ class DataSource(Section, frozen=True, kw_only=True):
 
 
 class RewardPart(Section, frozen=True, kw_only=True):
+    """A named part of the reward."""
+
     type: Literal["exact"]  # the stripped answer equals the row's, and the model ended it itself
     weight: float = 1.0  # the reward is the weighted sum of the parts
 
@@ -95,6 +103,8 @@ Task = ReverseTask | UppercaseTask | SingleTurnTask | CustomTask
 
 
 class Buffer(Section, frozen=True, kw_only=True):
+    """Where groups wait between collectors and learner, and how old they may get (`docs/buffer.md`)."""
+
     url: str = "embedded"  # embedded: a server of the run's own; or redis://host:6379/0, rediss://..., unix:///path
     max_trajectory_age: NonNegative = 1  # hard bound in versions; 0 = synchronous. Flag: --max-trajectory-age
     over_age: Literal["wait", "drop"] = "wait"  # what happens to work that would be older
@@ -103,6 +113,8 @@ class Buffer(Section, frozen=True, kw_only=True):
 
 
 class TransformersEngine(Section, frozen=True, kw_only=True):
+    """The model as transformers computes it (`docs/engines.md`)."""
+
     type: Literal["transformers"] = "transformers"
     slots: Positive | None = None  # requests an engine decodes at once; null: as many as admission can fill
 
@@ -121,6 +133,8 @@ Engine = TransformersEngine | SimulatedEngine
 
 
 class SamplingConfig(Section, frozen=True, kw_only=True):
+    """How completions are drawn."""
+
     temperature: Annotated[float, Meta(gt=0)] = 1.0  # tokens are drawn from softmax(logits / temperature)
     top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0  # only 1.0 so far: logprobs under truncation are not exact yet
     top_k: int = -1  # only -1 (off) so far, for the same reason
@@ -128,6 +142,8 @@ class SamplingConfig(Section, frozen=True, kw_only=True):
 
 
 class Collector(Section, frozen=True, kw_only=True):
+    """What generates and scores."""
+
     engine: Engine = field(default_factory=TransformersEngine)
     engines: Positive = 1  # in one collector process
     group_size: Positive = 8  # completions per prompt
@@ -138,11 +154,15 @@ class Collector(Section, frozen=True, kw_only=True):
 
 
 class Checkpoint(Section, frozen=True, kw_only=True):
+    """What a run continues from."""
+
     every_steps: Positive = 20  # and at the end
     keep_last: Positive = 2  # the newest ones that are kept
 
 
 class Learner(Section, frozen=True, kw_only=True):
+    """What trains (`docs/learner.md`)."""
+
     ranks: Positive = 1  # processes that share a step (FSDP2); above 1 without GPUs: Gloo on the CPU
     groups_per_step: Positive = 16  # prompts per step
     learning_rate: Annotated[float, Meta(gt=0)] = 1e-3
@@ -156,6 +176,8 @@ class Learner(Section, frozen=True, kw_only=True):
 
 
 class Objective(Section, frozen=True, kw_only=True):
+    """What is minimised (`docs/objectives.md`)."""
+
     preset: Literal["grpo"] = "grpo"  # group baseline, clipped ratio to the behaviour logprobs, token mean
     advantage: Literal["group-mean-std", "group-mean", "leave-one-out"] = "group-mean-std"
     epsilon: Annotated[float, Meta(gt=0, lt=1)] = 0.2  # the ratio is clipped below 1 - epsilon ...
@@ -163,6 +185,8 @@ class Objective(Section, frozen=True, kw_only=True):
 
 
 class WeightsConfig(Section, frozen=True, kw_only=True):
+    """How new weights reach the engines (`docs/weights.md`)."""
+
     transport: Literal["auto", "shm"] = "auto"  # auto is shm, the shared memory of the host
     publish_every: Positive = 1  # versions; at most max_trajectory_age + 1
     update: Literal["keep", "recompute"] = "keep"  # the KV cache of running requests when weights change under them
@@ -170,12 +194,16 @@ class WeightsConfig(Section, frozen=True, kw_only=True):
 
 
 class Eval(Section, frozen=True, kw_only=True):
+    """Success on held-out rows, before and after."""
+
     at_start: bool = True  # before the first step
     at_end: bool = True  # after the last one
     prompts: Positive = 128  # held-out rows, one sampled answer each
 
 
 class Recipe(Section, frozen=True, kw_only=True):
+    """All of it."""
+
     extends: str | None = None  # resolved by the loader, kept for the record
     run: Run = field(default_factory=Run)
     model: Model = field(default_factory=Model)
