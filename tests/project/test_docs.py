@@ -49,6 +49,13 @@ def test_every_command_that_is_named_exists(page: Path) -> None:
     assert {*in_blocks, *re.findall(r"`asyncrl ([a-z][a-z-]*)", text)} <= set(COMMANDS)
 
 
+def test_the_map_of_the_house_shows_every_folder_of_code() -> None:
+    shown = (ROOT / "README.md").read_text(encoding="utf-8").split("## The house")[1].split("```")[1]
+    packages = [folder.parent for folder in (ROOT / "asyncrl").glob("*/__init__.py")]
+    folders = [folder for folder in ROOT.iterdir() if folder.is_dir() and any(folder.glob("*.py"))]
+    assert [folder.name for folder in (*packages, *folders) if f"{folder.name}/" not in shown] == []
+
+
 def test_generated_parts_are_those_of_the_code() -> None:
     committed = {name: part for page in PAGES for name, part in generate.parts_of(page).items()}
     assert set(committed) == set(generate.PARTS)
