@@ -49,6 +49,7 @@ INSTALL_LIMIT_S = 900.0
 
 SEED = 0
 STEPS, QUICK_STEPS = 60, 40
+PROBE_STEPS = 15  # enough to tell one thread from two
 ROUNDS = 3
 CORES = 2
 THREADS = (1, 2)
@@ -126,7 +127,7 @@ def measure(*, quick: bool, say: Say) -> Measured:
     with tempfile.TemporaryDirectory(prefix="asyncrl-bench-") as name, on_cores(CORES):
         folder = Path(name)
 
-        def trl(threads: int) -> Trace:
+        def trl(threads: int, steps: int) -> Trace:
             return train_trl(python, folder, {**job_of(recipe, model, steps), "threads": threads, "prompts": prompts})
 
         def own(name: str, **settings: object) -> Trace:
@@ -135,10 +136,10 @@ def measure(*, quick: bool, say: Say) -> Measured:
             train(folder / name, {**fixed, **unmeasured, **settings})
             return read_own(folder / name)
 
-        probes = {threads: add(trl(threads), "trl-probe", 0, threads) for threads in THREADS}
+        probes = {threads: add(trl(threads, PROBE_STEPS), "trl-probe", 0, threads) for threads in THREADS}
         threads = max(THREADS, key=lambda count: probes[count]["tokens_per_s"])
         for turn in range(1, rounds + 1):
-            add(trl(threads), "trl", turn, threads)
+            add(trl(threads, steps), "trl", turn, threads)
             add(own(f"bench-trl-{turn}"), "asyncrl", turn, 1)
         slow = {"collector.engine.type": "transformers", "collector.engine.slots": SLOW_SLOTS}
         add(own("bench-trl-slow", **slow), "control", 1, 1)
