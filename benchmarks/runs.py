@@ -45,13 +45,13 @@ class Evidence:
     wall_s: float  # of the whole command, start and end of its processes included
 
 
-def train(folder: Path, settings: Mapping[str, Any]) -> Evidence:
-    """`asyncrl run` with the default recipe and `settings` (key -> value), into the new folder `folder`.
+def train(folder: Path, settings: Mapping[str, Any], *, recipe: str = "tiny-reverse") -> Evidence:
+    """`asyncrl run` with a recipe and `settings` (key -> value), into the new folder `folder`.
 
     Raises RunError: it failed, or took longer than RUN_LIMIT_S.
     """
     arguments = [f"--set={key}={value}" for key, value in {**settings, "run.output_dir": folder}.items()]
-    command = [sys.executable, "-m", "asyncrl.cli.main", "run", *arguments]
+    command = [sys.executable, "-m", "asyncrl.cli.main", "run", recipe, *arguments]
     began = time.monotonic()
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=RUN_LIMIT_S, check=False)
