@@ -135,6 +135,12 @@ def reference() -> ModuleType:
     return _load("reference_step")
 
 
+@pytest.fixture(scope="session")
+def ranked() -> ModuleType:
+    """The module `ranked_steps`."""
+    return _load("ranked_steps")
+
+
 def _load(name: str) -> ModuleType:
     spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
     assert spec is not None

@@ -167,3 +167,59 @@ def test_the_folder_of_a_live_run_cannot_be_resumed(begin, start):
     assert "in use by a live run" in err
     assert err.count("\n") <= 3
     assert run.process.poll() is None
+
+
+def rank_of(run: Run) -> psutil.Process:
+    """Rank 1 of the run's learner."""
+    return next(p for p in psutil.Process(run.process.pid).children(recursive=True) if "--rank" in p.cmdline())
+
+
+def test_a_killed_rank_ends_the_run_with_one_error_that_names_it(begin, is_alive, eventually):
+    run = begin("--set", "learner.ranks=2")
+    tree = run.tree()
+    rank = rank_of(run)
+    rank.send_signal(signal.SIGKILL)
+    _, err = run.process.communicate(timeout=END_S)
+    assert run.process.returncode == 1
+    assert err.count("Error: ") == 1, err
+    assert f"learner rank 1 (process {rank.pid}) was killed by SIGKILL" in err
+    assert "Traceback" not in err
+    assert eventually(10, lambda: not any(map(is_alive, tree)))
+
+
+def test_no_rank_survives_rank_0(begin, is_alive, eventually):
+    run = begin("--set", "learner.ranks=2")
+    tree = run.tree()
+    run.child("learner").send_signal(signal.SIGKILL)
+    assert run.process.wait(timeout=END_S) == 1
+    assert eventually(10, lambda: not any(map(is_alive, tree)))
+
+
+def test_a_rank_that_hangs_ends_the_run_and_is_named(begin, is_alive, eventually):
+    limits = ("collector.score_timeout_s=5", "collector.group_timeout_s=10", "run.no_progress_s=40")
+    run = begin("--set", "learner.ranks=2", *(text for limit in limits for text in ("--set", limit)))
+    tree = run.tree()
+    rank = rank_of(run)
+    rank.suspend()
+    _, err = run.process.communicate(timeout=END_S + 60)
+    assert run.process.returncode == 1
+    assert f"rank 1 (process {rank.pid}) is stopped" in err
+    assert eventually(10, lambda: not any(map(is_alive, tree)))
+
+
+def test_a_run_of_two_ranks_is_stopped_and_goes_on_with_one_and_with_two_again(begin, start, is_alive):
+    run = begin("--set", "learner.ranks=2", steps=3)
+    tree = run.tree()
+    run.process.send_signal(signal.SIGTERM)
+    out, err = run.process.communicate(timeout=END_S)
+    assert run.process.returncode == 143, out + err
+    assert not any(map(is_alive, tree))
+    last = run.steps()[-1]
+    assert [record["version"] for record in run.records() if record.get("event") == "checkpoint"][-1] == last
+    for ranks in (1, 2):
+        last += 3
+        more = ("--set", f"run.max_steps={last}", "--set", f"learner.ranks={ranks}")
+        resumed = start("-m", "asyncrl.cli.main", "run", "--resume", *more, cwd=run.working)
+        out, err = resumed.communicate(timeout=START_S)
+        assert resumed.returncode == 0, out + err
+        assert run.steps() == list(range(1, last + 1)), "no step is lost and none is repeated"

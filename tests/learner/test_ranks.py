@@ -1,0 +1,112 @@
+"""Several ranks take the step that one takes: real processes, FSDP2 over Gloo."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from asyncrl.learners.parallel import ALONE
+from asyncrl.learners.shares import balance, group_loads, share_of
+from asyncrl.learners.step import accumulate
+from asyncrl.learners.trained import load_trained
+from asyncrl.schema import encode
+
+LIMIT_S = 180.0
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, model_path: Path, make_row: Any, make_group: Any) -> Path:
+    """The model, and five groups whose lengths and rewards differ."""
+    folder = tmp_path_factory.mktemp("ranks")
+    shutil.copytree(model_path, folder / "model")
+    (folder / "groups").mkdir()
+    generator = np.random.default_rng(1)
+    for ticket in range(5):
+        rows = []
+        for member in range(4):
+            n = int(generator.integers(1, 12))
+            completion, logprobs = generator.integers(0, 24, n).tolist(), generator.normal(-3, 0.5, n).tolist()
+            rows.append(
+                make_row([1, 2, 3], completion, logprobs, reward=float(generator.integers(0, 3)), member=member)
+            )
+        (folder / "groups" / f"{ticket}.arrow").write_bytes(encode(make_group(rows, ticket=ticket)))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def alone(folder: Path, ranked: Any) -> dict[str, Any]:
+    whole = ranked._train(ALONE, folder, ranked.RECIPE)
+    torch.save(whole["optimizer"], folder / "optimizer.pt")
+    return dict(ranked.outcome(ALONE, folder))
+
+
+def together(folder: Path, size: int) -> dict[str, Any]:
+    """The outcome of `size` processes."""
+    (folder / f"meeting-{size}").mkdir()
+    script = str(Path(__file__).with_name("ranked_steps.py"))
+    processes = [subprocess.Popen([sys.executable, script, str(rank), str(size), str(folder)]) for rank in range(size)]
+    try:
+        assert [process.wait(LIMIT_S) for process in processes] == [0] * size
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait(10)
+    found: dict[str, Any] = torch.load(folder / f"outcome-{size}.pt", weights_only=False)
+    return found
+
+
+def close(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert torch.allclose(found[name], tensor, atol=1e-5, rtol=1e-5), name
+
+
+@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.timeout(200)
+def test_ranks_take_the_step_that_one_takes(folder: Path, alone: dict[str, Any], size: int) -> None:
+    found = together(folder, size)
+    for kind in ("whole", "adapted"):
+        assert max(float(g.abs().max()) for g in alone[kind]["gradients"].values()) > 1e-3
+        close(found[kind]["gradients"], alone[kind]["gradients"])
+        close(found[kind]["weights"], alone[kind]["weights"])
+        for one, other in zip(found[kind]["accounts"], alone[kind]["accounts"], strict=True):
+            np.testing.assert_allclose(one, other, atol=1e-5, rtol=1e-4)
+        mine, theirs = found[kind]["optimizer"], alone[kind]["optimizer"]
+        assert (mine["updates"], mine["adam"]["param_groups"]) == (theirs["updates"], theirs["adam"]["param_groups"])
+        for index, moments in theirs["adam"]["state"].items():
+            close(mine["adam"]["state"][index], moments)
+
+    # A gradient that is not finite on one rank is skipped by all.
+    assert found["skipped"]["reason"].startswith("the gradient's norm is")
+    assert found["skipped"]["state"] == {}
+    start = alone["skipped"]["weights"]
+    assert all(torch.equal(found["skipped"]["weights"][name], tensor) for name, tensor in start.items())
+
+    # What one rank has saved, several go on from.
+    assert found["resumed"]["updates"] == alone["resumed"]["updates"] == 4
+    close(found["resumed"]["weights"], alone["resumed"]["weights"])
+
+
+def test_these_groups_can_tell_a_denominator_of_each_ranks_own(
+    folder: Path, alone: dict[str, Any], ranked: Any
+) -> None:
+    """Negative control: the mean of two ranks' means is another gradient."""
+    groups = ranked._groups(folder)
+    batch, _ = share_of(groups, version=1, recipe=ranked.RECIPE)
+    model = load_trained(ranked.RECIPE, folder / "model", None)
+    for share in balance(group_loads(batch), 2):
+        own, worth = share_of([groups[n] for n in share], version=1, recipe=ranked.RECIPE)
+        before = {name: 0 if p.grad is None else p.grad.clone() for name, p in model.named_parameters()}
+        seen = accumulate(model, own, worth, objective=ranked.RECIPE.objective, temperature=1.0, max_tokens=25)
+        for name, p in model.named_parameters():
+            assert p.grad is not None
+            p.grad = before[name] + (p.grad - before[name]) / (2 * seen.tokens)
+    right = alone["whole"]["gradients"]
+    assert max(float((p.grad - right[name]).abs().max()) for name, p in model.named_parameters()) > 1e-4
