@@ -68,19 +68,17 @@ def learner(
             "start one with `asyncrl buffer serve` and give --buffer URL"
         )
     asyncio.run(check(loaded.recipe, url=url, resume=previous is not None))
-    folder = previous or folders.create(loaded.recipe.run.name, loaded.recipe.run.output_dir)
-    with folders.locked(folder, "run"):
-        if previous is None:
-            folders.describe(folder, loaded)
+    with folders.opened(loaded, previous) as folder:
         click.echo(f"run folder {folder}")
         return _learn(loaded.recipe, url, folder, resume=previous is not None, show=True)
 
 
 def _learn(recipe: Recipe, url: str, folder: Path, *, resume: bool, show: bool) -> int:
     from asyncrl.runtime import processes, signals
+    from asyncrl.runtime.sinks import closing_s
 
     async def main(stop: asyncio.Event) -> int:
-        shown = asyncio.create_task(processes.show_steps(recipe, folder, from_end=resume)) if show else None
+        shown = asyncio.create_task(processes.show_steps(recipe, folder, resume=resume)) if show else None
         try:
             await processes.learner(recipe, url=url, folder=folder, resume=resume, stop=stop)
         finally:
@@ -90,7 +88,7 @@ def _learn(recipe: Recipe, url: str, folder: Path, *, resume: bool, show: bool) 
         return 0
 
     processes.log_to_stderr()
-    code = signals.run(main, grace_s=recipe.run.grace_s)
+    code = signals.run(main, grace_s=recipe.run.grace_s + closing_s(recipe.telemetry))
     if show:
         print_summary(folder)
     return code

@@ -15,7 +15,16 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-RESUMABLE = ("buffer.url", "learner.ranks", "model.path", "run.grace_s", "run.max_steps", "run.no_progress_s")
+RESUMABLE = (
+    "buffer.url",
+    "learner.ranks",
+    "model.path",
+    "run.grace_s",
+    "run.max_steps",
+    "run.no_progress_s",
+    "telemetry.tensorboard",
+    "telemetry.wandb",
+)
 """Keys that `--set` may change when a run goes on; with any other it would be another run."""
 
 

@@ -14,15 +14,22 @@ from asyncrl.config.secrets import masked
 HOST_LOCAL = ("model.path",)
 """Keys a process that joins a run may set for its own machine."""
 
-NOT_IDENTITY = ("extends", "run.output_dir", "buffer.url", *HOST_LOCAL)
-"""Keys that say where things are on one machine, or where the recipe came from, not what the run is."""
+NOT_IDENTITY = (
+    "extends",
+    "run.output_dir",
+    "buffer.url",
+    "telemetry.wandb",
+    "telemetry.tensorboard",
+    *HOST_LOCAL,
+)
+"""Keys, and what is below them, that say where things are or go, or where the recipe came from, not what the run is."""
 
 
 def identity(recipe: Recipe | dict[str, Any]) -> dict[str, Any]:
     """Dotted key -> value of everything that makes a run the run it is. Passwords are masked: changing one changes
     nothing."""
     document = to_builtins(recipe) if isinstance(recipe, Recipe) else recipe
-    return {key: value for key, value in flatten(masked(document)).items() if key not in NOT_IDENTITY}
+    return {key: value for key, value in flatten(masked(document)).items() if not _is_apart(key)}
 
 
 def recipe_hash(recipe: Recipe | dict[str, Any]) -> str:
@@ -35,3 +42,7 @@ def identity_differences(one: Recipe | dict[str, Any], other: Recipe | dict[str,
     left, right = identity(one), identity(other)
     missing = object()
     return [key for key in {**left, **right} if left.get(key, missing) != right.get(key, missing)]
+
+
+def _is_apart(key: str) -> bool:
+    return any(key == apart or key.startswith(f"{apart}.") for apart in NOT_IDENTITY)

@@ -201,6 +201,21 @@ class Eval(Section, frozen=True, kw_only=True):
     prompts: Positive = 128  # held-out rows, one sampled answer each
 
 
+class Wandb(Section, frozen=True, kw_only=True):
+    """Weights & Biases, of the extra `wandb`. Without a key or a network the run is recorded to be uploaded later."""
+
+    project: str = "asyncrl"
+    entity: str | None = None  # null: your default one
+    mode: Literal["online", "offline"] = "online"
+
+
+class Telemetry(Section, frozen=True, kw_only=True):
+    """Where the metrics go besides metrics.jsonl."""
+
+    wandb: Wandb | None = None  # null: off
+    tensorboard: bool = False  # event files in the run folder's tensorboard/; needs the extra `tensorboard`
+
+
 class Recipe(Section, frozen=True, kw_only=True):
     """All of it."""
 
@@ -214,6 +229,7 @@ class Recipe(Section, frozen=True, kw_only=True):
     objective: Objective = field(default_factory=Objective)
     weights: WeightsConfig = field(default_factory=WeightsConfig)
     eval: Eval = field(default_factory=Eval)
+    telemetry: Telemetry = field(default_factory=Telemetry)
 
 
 def to_builtins(recipe: Section) -> dict[str, Any]:

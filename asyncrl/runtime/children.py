@@ -19,14 +19,15 @@ TAIL = 12
 
 
 class Child:
-    """`asyncrl ARGUMENTS` as a process in a session of its own, whose output goes to `log`.
+    """`asyncrl ARGUMENTS` (or another module of ours) as a process in a session of its own, whose output goes to `log`.
 
     A session of its own, since Ctrl-C reaches a whole foreground group at once, while a run ends in an order: the
     learner's checkpoint needs the store. Its process group (verifiers included) is what `kill` ends.
     """
 
-    def __init__(self, name: str, arguments: Sequence[str], *, log: Path) -> None:
+    def __init__(self, name: str, arguments: Sequence[str], *, log: Path, module: str = "asyncrl.cli.main") -> None:
         self.name = name
+        self._module = module
         self.log = log
         self._arguments = arguments
         self._process: Process | None = None
@@ -37,6 +38,10 @@ class Child:
         """Done when the process has ended; its result is the exit code (negative: the signal that ended it)."""
         assert self._exited is not None, f"{self.name} was not started"
         return self._exited
+
+    @property
+    def started(self) -> bool:
+        return self._exited is not None
 
     @property
     def running(self) -> bool:
@@ -50,7 +55,7 @@ class Child:
     async def start(self, environment: Mapping[str, str], *, stdin: bytes | None = None) -> None:
         """Start it, or start it again; `environment` adds to ours, `stdin` is all that it may read."""
         # -P: a folder in the working directory that is named like a package must not be imported instead of it.
-        argv = tether.command([sys.executable, "-P", "-m", "asyncrl.cli.main", *self._arguments])
+        argv = tether.command([sys.executable, "-P", "-m", self._module, *self._arguments])
         with self.log.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
                 *argv,

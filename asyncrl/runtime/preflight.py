@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 from asyncrl.buffers.store import Store, open_store
 from asyncrl.config.identity import identity_differences
 from asyncrl.config.recipe import CustomTask, Recipe, to_builtins
-from asyncrl.runtime import models
+from asyncrl.runtime import models, sinks
 from asyncrl.runtime.task_check import check_custom
 from asyncrl.tasks.build import build_task
 
@@ -21,7 +21,8 @@ class RunInUse(Exception):
 
 
 async def check(recipe: Recipe, *, url: str | None, resume: bool) -> None:
-    """Raises the error of the part that cannot work: DataError, TaskError, ModelError, BufferError, RunInUse.
+    """Raises the error of the part that cannot work: DataError, TaskError, ModelError, RecipeError (a sink's package),
+    BufferError, RunInUse.
 
     `url`: the store, None where it is to be started.
     """
@@ -30,6 +31,7 @@ async def check(recipe: Recipe, *, url: str | None, resume: bool) -> None:
     else:
         build_task(recipe.task, seed=recipe.run.seed)
     models.check(recipe)
+    sinks.check(recipe.telemetry)
     if url is None:
         return
     store = await open_store(url)

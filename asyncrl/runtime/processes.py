@@ -29,6 +29,7 @@ from asyncrl.learners.limits import limits_of
 from asyncrl.runtime import models
 from asyncrl.runtime.preflight import is_listening, refuse_in_use
 from asyncrl.runtime.ranks import RankLost, meet, ranks_of
+from asyncrl.runtime.sinks import Sinks
 from asyncrl.runtime.tail import JsonLines
 from asyncrl.tasks.base import TaskError
 from asyncrl.telemetry.console import RunConsole
@@ -143,18 +144,25 @@ async def collector(
         await store.close()
 
 
-async def show_steps(recipe: Recipe, folder: Path, *, from_end: bool) -> None:
-    """Print the run's steps as they are written, for a learner without a supervisor; ends when cancelled."""
-    metrics = JsonLines(folder / "metrics.jsonl", from_end=from_end)
+async def show_steps(recipe: Recipe, folder: Path, *, resume: bool) -> None:
+    """What a supervisor does for a learner it started, for one without: print the run's steps as they are written, and
+    feed its sinks. Ends when cancelled, once they are closed."""
+    metrics = JsonLines(folder / "metrics.jsonl", from_end=resume)
     console = RunConsole(recipe.run.max_steps, terminal=False, file=sys.stdout)
+    sinks = Sinks(recipe, folder, resume=resume)
     try:
+        await sinks.start()
         while True:
             for record in metrics.read():
                 console.on_record(record)
+            for line in sinks.news():
+                console.note(line)
             await asyncio.sleep(SHOW_S)
     finally:
         for record in metrics.read():
             console.on_record(record)
+        for line in await sinks.close():
+            console.note(line)
         console.close()
 
 

@@ -26,6 +26,7 @@ from asyncrl.runtime.children import Child
 from asyncrl.runtime.models import BUILTIN_TINY
 from asyncrl.runtime.preflight import EMBEDDED
 from asyncrl.runtime.restarts import LIMIT, WINDOW_S, Restarts
+from asyncrl.runtime.sinks import Sinks
 from asyncrl.runtime.tail import JsonLines
 from asyncrl.telemetry.console import RunConsole
 
@@ -41,8 +42,8 @@ LEAVE_S = 10.0
 HANG_S = 120.0
 """Beyond run.no_progress_s, after which the learner ends by itself and says why, the learner itself must hang."""
 
-SHUTDOWN_S = 30.0
-"""Beyond the learner's grace: for collectors and the store to end in order."""
+SHUTDOWN_S = 50.0
+"""Beyond the learner's grace: for collectors, sinks and the store to end in order."""
 
 USAGE = 2
 """Exit code of a process that was given something it cannot work with: starting it again cannot help."""
@@ -57,6 +58,7 @@ class Supervisor:
         self._folder = folder
         self._console = RunConsole(recipe.run.max_steps, terminal=sys.stdout.isatty(), file=sys.stdout)
         self._metrics = JsonLines(folder / "metrics.jsonl", from_end=resume)
+        self._sinks = Sinks(recipe, folder, resume=resume)
         self._learner = self._child("learner", "learner", "-", "--run-dir", str(folder), *["--resume"] * resume)
         self._collector = self._child("collector-0", "collector", "--run", recipe.run.name, "--name", "collector-0")
         self._restarts = Restarts()
@@ -75,12 +77,15 @@ class Supervisor:
             environment = {"ASYNCRL_BUFFER": url}
             try:
                 self._console.note(self._beginning())
+                await self._sinks.start()
                 await self._learner.start(environment, stdin=msgspec.json.encode(to_builtins(self._recipe)))
                 await self._collector.start(environment)
                 return await self._watch(url, environment, stop)
             finally:
                 await self._learner.kill()
                 await self._collector.kill()
+                for line in await self._sinks.close():
+                    self._console.note(line)
                 self._console.close()
                 if self._store is not None:
                     await self._store.close()
@@ -199,6 +204,8 @@ class Supervisor:
                 self._step = int(record["step"])
                 self._moved = time.monotonic()
             self._console.on_record(record)
+        for line in self._sinks.news():
+            self._console.note(line)
         # A store that does not answer now is no reason to end a run that the learner goes on with: the last
         # snapshot stays on the console, and the processes that need the store have deadlines of their own.
         with suppress(BufferError, OSError, TimeoutError):

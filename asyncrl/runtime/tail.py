@@ -8,25 +8,33 @@ from pathlib import Path
 from typing import Any
 
 
-class JsonLines:
-    """The finished lines of a growing JSONL file, each once."""
+class Lines:
+    """The finished lines of a growing file, each once. `offset`: bytes that were read or passed over."""
 
     def __init__(self, path: Path, *, from_end: bool = False) -> None:
         """`from_end`: only what is written from now on (a resumed run's file has the earlier steps)."""
         self._path = path
-        self._offset = path.stat().st_size if from_end and path.exists() else 0
+        self.offset = path.stat().st_size if from_end and path.exists() else 0
 
-    def read(self) -> list[dict[str, Any]]:
+    def whole_lines(self) -> list[bytes]:
         """What was finished since the last call; [] while the file does not exist."""
         try:
             with self._path.open("rb") as file:
-                file.seek(self._offset)
+                file.seek(self.offset)
                 new = file.read()
         except FileNotFoundError:
             return []
         whole = new[: new.rfind(b"\n") + 1]  # the last line may be half written
-        self._offset += len(whole)
-        return [json.loads(line) for line in whole.splitlines() if line.strip()]
+        self.offset += len(whole)
+        return whole.splitlines()
+
+
+class JsonLines(Lines):
+    """The same for a file with one JSON object a line."""
+
+    def read(self) -> list[dict[str, Any]]:
+        """The objects that were finished since the last call."""
+        return [json.loads(line) for line in self.whole_lines() if line.strip()]
 
 
 def last_lines(path: Path, count: int) -> list[str]:
