@@ -72,6 +72,8 @@ MISTAKES = {
     ),
     "collector: {engine: vllm}": ("collector.engine", "a mapping that starts with `type:`"),
     # rules that cross keys
+    "learner: {ranks: 17}": ("learner.ranks is 17", "16 groups", "Use 16 ranks or fewer"),
+    "learner: {ranks: 0}": ("learner.ranks is 0", "1 or more"),
     "collector: {group_size: 1}": ("collector.group_size is 1", "objective.advantage", "Use 2 or more"),
     "collector: {sampling: {top_p: 0.9}}": ("collector.sampling.top_p is 0.9", "only 1.0", "not exact yet"),
     "collector: {sampling: {top_k: 20}}": ("collector.sampling.top_k is 20", "only -1", "not exact yet"),
