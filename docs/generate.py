@@ -19,9 +19,9 @@ import msgspec
 
 from asyncrl.benchmarks.pipeline_model import Outcome, Pipeline, simulate
 from asyncrl.buffers.base import OverAge
-from asyncrl.config import recipe as structs
 from asyncrl.config.recipe import Recipe, Section
 from asyncrl.config.resolved import dump
+from asyncrl.config.sft import SftRecipe
 from asyncrl.telemetry.names import EVENTS, STEP
 from docs.transcripts import run_again
 
@@ -40,10 +40,19 @@ MODEL_STEPS = 200
 
 def recipe_reference() -> str:
     """A heading for each section; every key with its default and the doc that stands beside it in the code."""
-    hints = typing.get_type_hints(Recipe, include_extras=True)
+    return _reference(Recipe, list(Recipe.__struct_fields__))
+
+
+def sft_reference() -> str:
+    """The same for `asyncrl sft`; the section `model` is that of every recipe."""
+    return _reference(SftRecipe, ["run", "data", "sft"])
+
+
+def _reference(root: type[Section], names: list[str]) -> str:
+    hints = typing.get_type_hints(root, include_extras=True)
     parts = []
-    for name, hint in hints.items():
-        if members := _sections(hint):
+    for name in names:
+        if members := _sections(hints[name]):
             parts.append(f"### {name}\n")
             for path, member in _blocks([name], members):
                 parts += [*_intro(member), "```yaml", *_block(path, member), "```", ""]
@@ -133,7 +142,7 @@ def _comments(member: type[Section]) -> dict[str, str]:
 
 
 def _hints(member: type[Section]) -> dict[str, Any]:
-    hints = typing.get_type_hints(member, vars(structs), include_extras=True)
+    hints = typing.get_type_hints(member, include_extras=True)
     return {name: hint for name, hint in hints.items() if not name.startswith("__")}
 
 
@@ -195,6 +204,7 @@ def _table(cell: Callable[[float, int], str]) -> str:
 
 PARTS: dict[str, Callable[[], str]] = {
     "recipe_reference": recipe_reference,
+    "sft_reference": sft_reference,
     "metric_names": metric_names,
     "event_names": event_names,
     "waiting_costs": waiting_costs,

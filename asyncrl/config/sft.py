@@ -29,14 +29,16 @@ class SftData(Section, frozen=True, kw_only=True):
     answer: str = "answer"  # column
     system_prompt: str | None = None  # goes before rows that have none
     shuffle: bool = True  # by run.seed and epoch; false: file order
-    bad_rows: Literal["error", "skip"] = "error"  # skip: rows that cannot be used are left out and counted by reason
+    bad_rows: Literal["error", "skip"] = (
+        "error"  # of rows that cannot be used, the first ends the command; or they are left out
+    )
 
 
 class Sft(Section, frozen=True, kw_only=True):
     epochs: Positive = 1  # times every row is trained, unless run.max_steps says otherwise
     examples_per_step: Positive = 64
     learning_rate: Annotated[float, Meta(gt=0)] = 2e-5  # with model.lora some 1e-4 to 1e-3 is usual
-    lr_scheduler_type: Literal["linear", "constant"] = "linear"  # after the warm-up: down to 0 at the end, or as it is
+    lr_scheduler_type: Literal["linear", "constant"] = "linear"  # down to 0 at the end, or as it is after the warm-up
     warmup_steps: NonNegative = 10  # linear
     betas: tuple[float, float] = (0.9, 0.95)
     weight_decay: Annotated[float, Meta(ge=0)] = 0.0

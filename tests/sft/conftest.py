@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
+
+from asyncrl.data.bad_rows import BadRows
+from asyncrl.data.conversations import Conversation, read_conversations
+from asyncrl.learners.tiny import tiny_config
+from asyncrl.learners.tiny_tokenizer import build_tokenizer
+
+Read = Callable[..., list[Conversation]]
+Begin = Callable[..., subprocess.Popen[str]]
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> PreTrainedTokenizerFast:
+    return build_tokenizer(512)
+
+
+@pytest.fixture(scope="session")
+def random_model(tmp_path_factory: pytest.TempPathFactory, tokenizer: PreTrainedTokenizerFast) -> Path:
+    """A model folder with random weights: it knows nothing, and is there at once."""
+    folder = tmp_path_factory.mktemp("random") / "model"
+    torch.manual_seed(0)
+    model = Qwen3ForCausalLM(tiny_config(tokenizer))
+    model.generation_config.eos_token_id = tokenizer.eos_token_id
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def read(tmp_path: Path) -> Read:
+    """Conversations of a file with this content; `bad` decides about the others."""
+
+    def _read(content: bytes, bad: BadRows | None = None) -> list[Conversation]:
+        path = tmp_path / "rows.jsonl"
+        path.write_bytes(content)
+        bad = bad or BadRows("error", key="data.bad_rows")
+        return read_conversations(path, messages="messages", prompt="prompt", answer="answer", bad=bad)
+
+    return _read
+
+
+@pytest.fixture
+def begin(tmp_path: Path) -> Iterator[Begin]:
+    """Start `asyncrl ARGUMENTS` in the test's folder; it is killed at the end if it still runs."""
+    started: list[subprocess.Popen[str]] = []
+
+    def _begin(*arguments: str) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "asyncrl.cli.main", *arguments],
+            cwd=tmp_path,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        started.append(process)
+        return process
+
+    yield _begin
+    for process in started:
+        process.kill()
+        process.communicate(timeout=20)
+
+
+def turns(*pairs: tuple[str, str]) -> list[dict[str, str]]:
+    return [{"role": role, "content": content} for role, content in pairs]
+
+
+def jsonl(rows: Sequence[Mapping[str, Any]]) -> str:
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+def reversing(count: int) -> str:
+    """Rows of a task that has something to learn; every prompt is another."""
+    return jsonl([{"prompt": f"say {n:03} backwards", "answer": f"{n:03}"[::-1]} for n in range(count)])
