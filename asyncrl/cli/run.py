@@ -40,10 +40,7 @@ def run(recipe: str | None, resume: str | None, dry_run: bool, **options: Any) -
 
         click.echo(resolved_yaml(loaded.recipe), nl=False)
         return 0
-    folder = previous or folders.create(loaded.recipe.run.name, loaded.recipe.run.output_dir)
-    with folders.locked(folder, "run"):
-        if previous is None:
-            folders.describe(folder, loaded)
+    with folders.opened(loaded, previous) as folder:
         return _supervise(loaded.recipe, folder, resume=previous is not None)
 
 

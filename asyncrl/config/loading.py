@@ -21,7 +21,7 @@ from asyncrl.config.environment import expand
 from asyncrl.config.errors import RecipeError, quoted
 from asyncrl.config.identity import HOST_LOCAL
 from asyncrl.config.merge import differing_keys, flatten, merge
-from asyncrl.config.overrides import flag_document, override_document
+from asyncrl.config.overrides import flag_document, keyword_document, override_document
 from asyncrl.config.recipe import Recipe, Section, to_builtins
 from asyncrl.config.secrets import masked
 from asyncrl.config.yaml_text import YamlTextError, parse
@@ -64,13 +64,15 @@ def load_recipe(
     name_or_path: str | None,
     *,
     overrides: Sequence[str] = (),
+    sections: Mapping[str, Any] | None = None,
     flags: Mapping[str, Any] | None = None,
     environ: Mapping[str, str] | None = None,
     single_process: bool = False,
 ) -> Loaded:
     """The checked recipe of a packaged name or a path; None is the packaged default.
 
-    overrides: `section.key=value` texts, as of `--set`. flags: values of named flags by their names, None = not given.
+    overrides: `section.key=value` texts, as of `--set`. sections: the same as Python values, a mapping for each section
+    (`keyword_document`). flags: values of named flags by their names, None = not given; they win over both.
     single_process: whether one process runs it all, which is what `memory://` needs. Raises RecipeError.
     """
     environ = os.environ if environ is None else environ
@@ -80,7 +82,8 @@ def load_recipe(
         raise RecipeError(
             f"{source} has the section sft, so it is a recipe of supervised training: asyncrl sft {source}"
         )
-    recipe = _resolve(Recipe, written, overrides, flags, environ)
+    over = merge(override_document(overrides), keyword_document(sections or {}))
+    recipe = _resolve(Recipe, written, over, flags, environ)
     check(recipe)
     if not single_process:
         check_processes(recipe)
@@ -104,7 +107,7 @@ def load_sft_recipe(
         raise RecipeError(
             f"{path} has the section {others[0]}, so it is a recipe of `asyncrl run`, not of `asyncrl sft`"
         )
-    recipe = _resolve(sft.SftRecipe, written, overrides, flags, environ)
+    recipe = _resolve(sft.SftRecipe, written, override_document(overrides), flags, environ)
     sft.check(recipe)
     document = to_builtins(recipe)
     base = parent if parent is not None else written
@@ -115,11 +118,11 @@ def load_sft_recipe(
 def _resolve(
     kind: type[S],
     written: Mapping[str, Any],
-    overrides: Sequence[str],
+    over: Mapping[str, Any],
     flags: Mapping[str, Any] | None,
     environ: Mapping[str, str],
 ) -> S:
-    over = merge(override_document(overrides), flag_document(flags or {}))
+    over = merge(over, flag_document(flags or {}))
     if "extends" in over:
         raise RecipeError("extends is a key of a recipe file; it cannot be set with --set")
     return convert_to(kind, expand(merge(written, _without_empty_sections(over)), environ, key=""))

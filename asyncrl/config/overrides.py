@@ -1,7 +1,8 @@
-"""`--set section.key=value` and the named flags, as documents that merge over the recipe."""
+"""`--set section.key=value`, keyword arguments and named flags, as documents that merge over the recipe."""
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -41,6 +42,27 @@ def override_document(overrides: Sequence[str]) -> dict[str, Any]:
             ) from None
         document = merge(document, nested(key, value))
     return document
+
+
+def keyword_document(sections: Mapping[str, Any]) -> dict[str, Any]:
+    """Keyword arguments of `asyncrl.run` as a document: a section each, or a dotted key; paths and tuples are Python's
+    ways to write text and lists.
+
+    >>> keyword_document({"task": {"digits": (3, 4)}, "run.output_dir": PurePath("out")})
+    {'task': {'digits': [3, 4]}, 'run': {'output_dir': 'out'}}
+    """
+    document: dict[str, Any] = {}
+    for key, value in sections.items():
+        document = merge(document, nested(key, _plain(value)))
+    return document
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 
 def flag_document(flags: Mapping[str, Any]) -> dict[str, Any]:
