@@ -7,7 +7,7 @@ the member *unscored*, and each kind has its own name.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 RAISED = "verifier_raised"  # an exception of the task's
@@ -15,7 +15,7 @@ TIMEOUT = "verifier_timeout"  # longer than the limit; its process was killed
 NAN = "verifier_nan"  # a part is NaN
 NONE = "verifier_none"  # a part, or the whole, is None
 DIED = "verifier_died"  # the process ended during the call
-INVALID = "verifier_invalid"  # not numbers, no parts, infinite, or a row that cannot be sent to the process
+INVALID = "verifier_invalid"  # not numbers, too many, no or other parts, infinite, or a row that cannot be sent
 FAILURES = (RAISED, TIMEOUT, NAN, NONE, DIED, INVALID)
 
 
@@ -34,6 +34,9 @@ def judge(returned: object) -> Verdict:
     Anything with `__float__` is a number: bool, int, Fraction, a NumPy scalar, a tensor with one element. When several
     parts are bad, the failure is the first's; the good ones are kept for the record.
     """
+    if (count := _count(returned)) is not None:
+        complaint = f"score returned {count} values ({type(returned).__name__}); it is called once for each answer: "
+        return Verdict({"reward": None}, INVALID, complaint + "return one number, or parts by name")
     named = returned if isinstance(returned, Mapping) else {"reward": returned}
     if not named:
         return Verdict({}, INVALID, "score returned a mapping without parts")
@@ -46,6 +49,18 @@ def judge(returned: object) -> Verdict:
         if fault and not failure:
             failure, detail = fault, f"part {name!r} {complaint}"
     return Verdict(parts, failure, detail)
+
+
+def _count(returned: object) -> int | None:
+    """How many values were returned where one was due; None for a number (a tensor with one element is one) and for
+    what is no collection of values."""
+    if isinstance(returned, Mapping | str | bytes):
+        return None
+    try:
+        count = len(returned)  # type: ignore[arg-type]  # asked, not known
+    except Exception:  # no length, or an array without dimensions
+        return None
+    return None if count == 1 and hasattr(type(returned), "__float__") else count
 
 
 def _number(value: object) -> tuple[float | None, str, str]:
@@ -62,6 +77,27 @@ def _number(value: object) -> tuple[float | None, str, str]:
     if math.isinf(number):
         return None, INVALID, "is infinite"
     return number, "", ""
+
+
+def odd_names(parts: Iterable[str], expected: Iterable[str] | None, weights: Iterable[str]) -> str:
+    """What is wrong with the names of a score's parts, "" if nothing. `expected`: those of the first score, if any.
+
+    A part that only some answers have would be 0 for the others without anybody having said so, and a weight whose part
+    never comes is a misspelled one.
+    """
+    names = set(parts)
+    if expected is not None and names != set(expected):
+        return (
+            f"score returned the parts {_list(names)}, and for the first answer {_list(expected)}: "
+            "return the same parts for each answer, 0.0 where one was not earned"
+        )
+    if unknown := set(weights) - names:
+        return f"part_weights() has {_list(unknown)}, and score returned {_list(names)}: give both the same names"
+    return ""
+
+
+def _list(names: Iterable[str]) -> str:
+    return ", ".join(map(repr, sorted(names)))
 
 
 def weighted_sum(parts: Mapping[str, float | None], weights: Mapping[str, float]) -> float:

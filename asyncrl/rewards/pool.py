@@ -20,7 +20,7 @@ from typing import Any
 
 import msgspec
 
-from asyncrl.rewards.parts import DIED, FAILURES, INVALID, TIMEOUT, Verdict, weighted_sum
+from asyncrl.rewards.parts import DIED, FAILURES, INVALID, TIMEOUT, Verdict, odd_names, weighted_sum
 from asyncrl.rewards.worker import HEADER, Ready, Start
 
 logger = logging.getLogger(__name__)
@@ -58,6 +58,7 @@ class VerifierPool:
         self._slots = [_Slot() for _ in range(workers)]
         self._idle: asyncio.Queue[_Slot] = asyncio.Queue()
         self._spent: list[asyncio.subprocess.Process] = []  # killed, and perhaps not yet reaped
+        self._names: tuple[str, ...] | None = None  # of the parts of the first score
         self._closed = False
 
     async def start(self) -> None:
@@ -127,6 +128,11 @@ class VerifierPool:
             slot.worker = None
 
     def _finish(self, verdict: Verdict, weights: Mapping[str, float]) -> Score:
+        if not verdict.failure:
+            if complaint := odd_names(verdict.parts, self._names, weights):
+                verdict = Verdict(verdict.parts, INVALID, complaint)
+            else:
+                self._names = tuple(verdict.parts)
         outcome = verdict.failure or "scored"
         self.counts[outcome] += 1
         if verdict.failure and self.counts[outcome] == 1:

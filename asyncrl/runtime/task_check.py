@@ -19,7 +19,10 @@ from asyncrl.tasks.base import TaskError
 LIMIT_S = 120.0
 """For importing whatever the module imports and looking at its rows."""
 
-WRONG = 3
+BUILT = 10
+"""Exit code of a task that was built: not 0, with which its module may end the process in the middle."""
+
+WRONG = 11
 """Exit code of a task that cannot be used; its message is the last thing on stderr, after MARK."""
 
 MARK = "\0task error\0"
@@ -46,7 +49,7 @@ async def check_custom(task: CustomTask, *, seed: int) -> None:
     text = said.decode(errors="replace")
     if process.returncode == WRONG:
         raise TaskError(text.rpartition(MARK)[2].strip())
-    if process.returncode != 0:
+    if process.returncode != BUILT:
         last = (text.strip().splitlines() or ["it said nothing"])[-1]
         raise TaskError(f"task.type {task.type}: building it ended its process with code {process.returncode}: {last}")
 
@@ -59,7 +62,7 @@ def main() -> None:
     request = json.load(sys.stdin)
     try:
         build_task(CustomTask(type=request["type"], args=request["args"]), seed=request["seed"])
-        code = 0
+        code = BUILT
     except (TaskError, DataError) as error:
         sys.stderr.write(f"{MARK}{error}")
         code = WRONG

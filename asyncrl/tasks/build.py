@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import importlib.util
 import inspect
 import os
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, cast, get_args
 
 import msgspec
@@ -19,9 +21,9 @@ from asyncrl.tasks.base import Answer, Message, Row, Split, Task, TaskError
 from asyncrl.tasks.chat import conversation
 from asyncrl.tasks.reverse import Reverse
 from asyncrl.tasks.single_turn import SingleTurn
+from asyncrl.tasks.uppercase import Uppercase
 
 BUILT_IN = ("reverse", "uppercase", "single-turn")
-from asyncrl.tasks.uppercase import Uppercase
 
 
 def build_task(config: recipe.Task, *, seed: int) -> Task:
@@ -40,10 +42,10 @@ def construct(config: recipe.Task, *, seed: int) -> Task:
     """The task without a look at its rows: all that a verifier process needs. Raises TaskError."""
     if isinstance(config, recipe.ReverseTask):
         return Reverse(config.digits)
-    if isinstance(config, recipe.SingleTurnTask):
-        return SingleTurn(config)
     if isinstance(config, recipe.UppercaseTask):
         return Uppercase()
+    if isinstance(config, recipe.SingleTurnTask):
+        return SingleTurn(config)
     return CustomTask(config, seed=seed)
 
 
@@ -64,7 +66,7 @@ class CustomTask:
         takes_seed = "seed" in _parameters(cls) and "seed" not in config.args
         try:
             self._task = cls(**config.args, **({"seed": seed} if takes_seed else {}))
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise TaskError(
                 f"task.type {config.type}: the constructor raised {_complaint(error)}.\n"
                 f"It was called with task.args {config.args}{' and seed' if takes_seed else ''}."
@@ -73,6 +75,8 @@ class CustomTask:
             if not callable(getattr(self._task, method, None)):
                 signature = "rows(self, split)" if method == "rows" else "score(self, row, answer)"
                 raise TaskError(f"task.type {config.type}: the class has no method {method}: add `def {signature}`")
+        if complaint := _score_complaint(self._task.score):
+            raise TaskError(f"task.type {config.type}: {complaint}: write `def score(self, row, answer)`")
         self.name = str(getattr(self._task, "name", config.type))
         try:
             self._weights = check_weights(self._task.part_weights()) if hasattr(self._task, "part_weights") else {}
@@ -101,11 +105,17 @@ def _load_class(name: str) -> Any:
         close = difflib.get_close_matches(name, BUILT_IN, n=1)
         hint = f"did you mean {close[0]!r}?" if close else f"use {', '.join(BUILT_IN)}, or module:Class of your own"
         raise TaskError(f"task.type {name!r} is no built-in task: {hint}")
+    if module_name == "__main__":
+        raise TaskError(
+            f"task.type {name}: other processes build the task too, and have another __main__; write it into a file, "
+            "as in task.type: my_task:MyTask for my_task.py (in a notebook, begin the cell with %%writefile my_task.py)"
+        )
     if (folder := os.getcwd()) not in sys.path:
         sys.path.append(folder)
+    _refuse_shadowed(name, module_name.partition(".")[0], Path(folder))
     try:
         module = importlib.import_module(module_name)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
         if missing and (module_name == missing or module_name.startswith(f"{missing}.")):
             raise TaskError(
@@ -123,6 +133,38 @@ def _load_class(name: str) -> Any:
     return found
 
 
+def _refuse_shadowed(name: str, module: str, folder: Path) -> None:
+    """Raise TaskError if the working folder has such a module and an installed one, found earlier, hides it."""
+    here = next((path for path in (folder / f"{module}.py", folder / module / "__init__.py") if path.is_file()), None)
+    spec = None if here is None else importlib.util.find_spec(module)
+    if here is None or spec is None:
+        return
+    if not spec.has_location or spec.origin is None:
+        found = "a module built into Python"
+    elif Path(spec.origin).resolve() == here.resolve():
+        return
+    else:
+        found = spec.origin
+    raise TaskError(
+        f"task.type {name}: {module} is {found}, which hides {here}.\n"
+        f"Rename yours and task.type, as in my_{module}. (The working folder is searched last, so that no file in it "
+        "hides a library.)"
+    )
+
+
+def _score_complaint(score: Any) -> str:
+    """Why `score(row, answer)` would fail for every answer, "" if it would not."""
+    if inspect.iscoroutinefunction(score):
+        return "score is async, and each call has a process to itself"
+    try:
+        inspect.signature(score).bind(None, None)
+    except TypeError as error:
+        return f"score cannot be called with a row and an answer ({error})"
+    except ValueError:  # some functions written in C do not tell
+        pass
+    return ""
+
+
 def _parameters(cls: Any) -> Mapping[str, Any]:
     try:
         return inspect.signature(cls).parameters
@@ -130,8 +172,10 @@ def _parameters(cls: Any) -> Mapping[str, Any]:
         return {}
 
 
-def _complaint(error: Exception) -> str:
+def _complaint(error: BaseException) -> str:
     """The exception in one line, and where in the user's file it was raised."""
+    if isinstance(error, SyntaxError):  # not raised in the file, but about it
+        return f"{type(error).__name__}: {error.msg} ({error.filename}:{error.lineno})"
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != __file__]
     place = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
     return f"{type(error).__name__}: {error}{place}"

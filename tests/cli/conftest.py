@@ -18,7 +18,8 @@ def cli(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
 
     def run(*arguments: str, timeout: float = 60, **environment: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [sys.executable, "-m", "asyncrl.cli.main", *arguments],
+            # -P: the console script does not have the working folder on its path either
+            [sys.executable, "-P", "-m", "asyncrl.cli.main", *arguments],
             check=False,
             cwd=tmp_path,
             stdin=subprocess.DEVNULL,

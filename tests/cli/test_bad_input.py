@@ -171,9 +171,17 @@ async def test_a_store_that_may_evict_and_one_with_another_runs_name_or_schema(c
         ("class Other: pass", ["has no class Task"]),
         ("class Task:\n    def __init__(self): raise ValueError('cannot')", ["constructor raised ValueError: cannot"]),
         ("import os\nos._exit(9)", ["ended its process with code 9"]),
+        ("import os\nos._exit(0)", ["ended its process with code 0"]),
+        ("import sys\nsys.exit()", ["importing mine raised SystemExit"]),
+        ("class Task:\n    def rows(self, split): return []", ["no method score: add `def score(self, row, answer)`"]),
     ],
 )
 def test_a_task_of_ones_own_that_cannot_be_built(cli, tmp_path, code, said):
     if code is not None:
         (tmp_path / "mine.py").write_text(code)
     refused(cli("run", "--set", "task={type: 'mine:Task'}"), "mine:Task", *said)
+
+
+def test_a_task_in_a_file_that_is_named_like_a_library(cli, tmp_path):
+    (tmp_path / "random.py").write_text("class Task: pass")
+    refused(cli("run", "--set", "task={type: 'random:Task'}"), "random:Task", "which hides", "my_random")

@@ -9,11 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncrl.rewards.exact import exact
-from asyncrl.rewards.parts import INVALID, NAN, NONE, check_weights, judge, weighted_sum
+from asyncrl.rewards.parts import INVALID, NAN, NONE, check_weights, judge, odd_names, weighted_sum
 
 FINITE = st.floats(-1e6, 1e6)
 
@@ -50,6 +51,8 @@ def test_anything_that_is_a_number_is_a_part(returned: Any, parts: dict[str, flo
         ([1.0], INVALID, {"reward": None}),
         (1j, INVALID, {"reward": None}),
         (10**400, INVALID, {"reward": None}),
+        ([0.0, 1.0], INVALID, {"reward": None}),
+        ((), INVALID, {"reward": None}),
         (np.zeros(3), INVALID, {"reward": None}),
         (Unfloatable(), INVALID, {"reward": None}),
         ({}, INVALID, {}),
@@ -64,6 +67,48 @@ def test_what_is_no_number_is_a_failure_under_its_own_name(
     verdict = judge(returned)
     assert (verdict.failure, verdict.parts) == (failure, parts)
     assert verdict.detail
+
+
+@pytest.mark.parametrize(
+    ("returned", "said"),
+    [
+        ([1.0], "1 values (list)"),
+        ([0.0] * 8, "8 values (list)"),
+        (np.zeros(3), "3 values (ndarray)"),
+        ((), "0 values (tuple)"),
+    ],
+)
+def test_scores_for_a_whole_group_are_refused_with_the_fix(returned: Any, said: str) -> None:
+    detail = judge(returned).detail
+    assert detail.startswith(f"score returned {said}; it is called once for each answer: return one number")
+
+
+def test_an_array_with_one_element_is_a_number() -> None:
+    assert judge(torch.ones(1)).parts == {"reward": 1.0}
+    assert judge(torch.tensor(1.0)).parts == {"reward": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("parts", "expected", "weights", "said"),
+    [
+        (["a", "b"], None, [], ""),
+        (["a", "b"], ["b", "a"], ["a"], ""),
+        (["a"], ["a", "b"], [], "score returned the parts 'a', and for the first answer 'a', 'b': return the same"),
+        (["a", "b"], ["a"], [], "score returned the parts 'a', 'b', and for the first answer 'a'"),
+        (
+            ["correct"],
+            None,
+            ["corect"],
+            "part_weights() has 'corect', and score returned 'correct': give both the same",
+        ),
+    ],
+)
+def test_parts_have_the_same_names_for_each_answer_and_in_the_weights(
+    parts: list[str], expected: list[str] | None, weights: list[str], said: str
+) -> None:
+    complaint = odd_names(parts, expected, weights)
+    assert complaint.startswith(said)
+    assert bool(complaint) == bool(said)
 
 
 @given(parts=st.dictionaries(st.text(), FINITE, min_size=1), weights=st.dictionaries(st.text(), FINITE))

@@ -52,6 +52,31 @@ async def test_parts_are_weighted_into_the_reward(make_pool: MakePool) -> None:
 
 
 @pytest.mark.asyncio
+async def test_other_parts_than_the_first_answers_are_counted_and_said_once(
+    make_pool: MakePool, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with make_pool(EVAL, workers=2) as pool:
+        assert (await score(pool, "{'a': 1.0, 'b': None}")).failure == "verifier_none"
+        assert (await score(pool, "{'a': 1.0, 'b': 0.5}")).reward == 1.5
+        for _ in range(2):
+            odd = await score(pool, "{'a': 1.0}")
+            assert (odd.failure, odd.parts) == ("verifier_invalid", {"a": 1.0})
+            assert math.isnan(odd.reward)
+        assert pool.counts["verifier_invalid"] == 2
+        assert caplog.text.count("for the first answer 'a', 'b'") == 1
+        assert (await score(pool, "{'b': 0, 'a': 0}")).reward == 0.0
+
+
+@pytest.mark.asyncio
+async def test_a_weight_without_a_part_is_counted(make_pool: MakePool, caplog: pytest.LogCaptureFixture) -> None:
+    async with make_pool(
+        "def part_weights(self): return {'corect': 2.0}\ndef score(self, row, answer): return 1.0"
+    ) as pool:
+        assert (await score(pool, "")).failure == "verifier_invalid"
+        assert "part_weights() has 'corect', and score returned 'reward'" in caplog.text
+
+
+@pytest.mark.asyncio
 @pytest.mark.parametrize(
     ("expression", "failure"),
     [
@@ -62,6 +87,7 @@ async def test_parts_are_weighted_into_the_reward(make_pool: MakePool) -> None:
         ("{'a': float('nan')}", "verifier_nan"),
         ("float('inf')", "verifier_invalid"),
         ("'good'", "verifier_invalid"),
+        ("[1.0, 0.0]", "verifier_invalid"),
         ("os._exit(0)", "verifier_died"),
         ("os.kill(os.getpid(), 9)", "verifier_died"),
         ("os.kill(os.getpid(), 11)", "verifier_died"),

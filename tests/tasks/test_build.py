@@ -90,7 +90,14 @@ SCORE = "    def score(self, row, answer): return 1.0\n"
         ("no.task:A", "", r"there is no module no in /"),
         ("my_task:A", "import no_such_library", r"importing my_task raised ModuleNotFoundError: .*my_task\.py:3"),
         ("my_task:A", "1/0", r"importing my_task raised ZeroDivisionError: division by zero \(.*my_task\.py:3\)"),
-        ("my_task:A", "def f(:", r"importing my_task raised SyntaxError"),
+        ("my_task:A", "def f(:", r"importing my_task raised SyntaxError: .* \(.*my_task\.py:3\)$"),
+        ("my_task:A", "raise SystemExit(0)", r"importing my_task raised SystemExit: 0 \(.*my_task\.py:3\)"),
+        ("__main__:A", "", r"__main__:A: other processes .*write it into a file"),
+        (
+            "my_task:A",
+            "class A:\n    def __init__(self): raise SystemExit('done')\n",
+            r"constructor raised SystemExit: done",
+        ),
         ("my_task:Uper", SMALL, r"my_task\.py has no class Uper; did you mean 'Upper'\?"),
         ("my_task:Zzz", SMALL, r"has no class Zzz; its classes are: Upper"),
         ("my_task:A", "A = 3", r"has no class A; its classes are: none"),
@@ -106,6 +113,17 @@ SCORE = "    def score(self, row, answer): return 1.0\n"
         ),
         ("my_task:A", "class A:\n" + SCORE, r"no method rows: add `def rows\(self, split\)`"),
         ("my_task:A", "class A:\n" + ROWS, r"no method score: add `def score\(self, row, answer\)`"),
+        (
+            "my_task:A",
+            "class A:\n    def score(self, answer): return 1.0\n" + ROWS,
+            r"score cannot be called with a row and an answer \(too many .*: write `def score\(self, row, answer\)`",
+        ),
+        (
+            "my_task:A",
+            "class A:\n    def score(self, row, answer, model): return 1.0\n" + ROWS,
+            r"\(missing a required argument: 'model'\)",
+        ),
+        ("my_task:A", "class A:\n    async def score(self, row, answer): return 1.0\n" + ROWS, r"score is async, and"),
         ("my_task:A", "class A:\n    def rows(self): pass\n" + SCORE, r"rows\('train'\) raised TypeError"),
         ("my_task:A", "class A:\n    def rows(self, split): return []\n" + SCORE, r"rows\('train'\) is empty"),
         (
@@ -155,6 +173,33 @@ def test_a_wrong_task_is_refused_with_what_and_where(
     with pytest.raises(TaskError, match=message) as caught:
         custom(name)
     assert len(str(caught.value).splitlines()) <= 3
+
+
+@pytest.mark.parametrize("module", ["random", "json", "torch", "sys", "os"])
+def test_a_file_that_is_named_like_a_library_is_refused_and_the_library_not_imported(
+    user_module: UserModule, tmp_path: Path, module: str
+) -> None:
+    user_module("")
+    (tmp_path / f"{module}.py").write_text("raise RuntimeError('never imported')")
+    with pytest.raises(
+        TaskError, match=rf"{module} is .*, which hides {tmp_path}/{module}\.py\.\nRename .*my_{module}"
+    ):
+        custom(f"{module}:Upper")
+
+
+def test_a_package_that_is_named_like_a_library_is_refused(user_module: UserModule, tmp_path: Path) -> None:
+    user_module("")
+    (tmp_path / "email").mkdir()
+    (tmp_path / "email" / "__init__.py").touch()
+    (tmp_path / "email" / "tasks.py").write_text(SMALL)
+    with pytest.raises(TaskError, match=r"email is .*/email/__init__\.py, which hides"):
+        custom("email.tasks:Upper")
+
+
+def test_files_beside_the_task_hide_no_library(user_module: UserModule, tmp_path: Path) -> None:
+    (tmp_path / "json.py").write_text("raise RuntimeError('not the real one')")
+    user_module("import json\njson.dumps(1)\n" + SMALL)
+    assert custom().rows("train")
 
 
 def test_rows_are_the_ones_the_user_returned(user_module: UserModule) -> None:
