@@ -26,31 +26,29 @@ ADAPTED = msgspec.structs.replace(RECIPE, model=Model(lora=Lora(r=4, alpha=8)))
 STEPS = ((0, 1, 2, 3, 4), (4,), (1, 2, 3))
 """Groups of each step; in the second, all ranks but one have none."""
 
-LIMIT_S = 120.0
+LIMIT_S = 240.0
+
+
+OBJECTIVE = {"objective": RECIPE.objective, "temperature": 1.0, "max_tokens": 25}
+"""Splits what a rank has into several micro-batches, and not the same number on each."""
 
 
 def outcome(ranks: Ranks, folder: Path) -> dict[str, Any]:
-    """On rank 0: gradients of a first step, then weights, optimizer and account after STEPS; with all weights trained,
-    with adapters, and of a step that one rank must skip."""
+    """On rank 0: steps with all weights trained and with adapters, one that one rank must skip, one after a resume."""
     return {
-        "whole": _train(ranks, folder, RECIPE),
-        "adapted": _train(ranks, folder, ADAPTED),
-        "skipped": _skip(ranks, folder),
-        "resumed": _resume(ranks, folder),
+        "whole": train(ranks, folder, RECIPE),
+        "adapted": train(ranks, folder, ADAPTED),
+        "skipped": skip(ranks, folder),
+        "resumed": resume(ranks, folder),
     }
 
 
-def _train(ranks: Ranks, folder: Path, recipe: Recipe) -> dict[str, Any]:
-    model = load_trained(recipe, folder / "model", None)
-    whole = ranks.shard(model)
-    optimizer = Optimizer(model, recipe.learner, ranks)
-    groups = _groups(folder)
-    options = {"objective": recipe.objective, "temperature": 1.0, "max_tokens": 25, "ranks": ranks}
-
-    batch, _ = share_of(groups, version=1, recipe=recipe)
-    shares = balance(group_loads(batch), ranks.size)
-    seen = accumulate(model, *share_of([groups[n] for n in shares[ranks.rank]], version=1, recipe=recipe), **options)
-    (tokens,) = ranks.total([seen.tokens])
+def train(ranks: Ranks, folder: Path, recipe: Recipe) -> dict[str, Any]:
+    """The gradients of a first batch; then weights, optimizer and account after STEPS."""
+    model, whole, optimizer = _learner(ranks, folder, recipe)
+    groups = groups_of(folder)
+    _, own = _share(ranks, groups)
+    (tokens,) = ranks.total([accumulate(model, *own, **OBJECTIVE, ranks=ranks).tokens])
     gradients = {
         name: ranks.whole(p.grad / tokens).clone() for name, p in model.named_parameters() if p.grad is not None
     }
@@ -60,59 +58,58 @@ def _train(ranks: Ranks, folder: Path, recipe: Recipe) -> dict[str, Any]:
     accounts = []
     for chosen in STEPS:
         step = [groups[n] for n in chosen]
+        shares, own = _share(ranks, step)
+        result = train_step(model, optimizer, *own, **OBJECTIVE, ranks=ranks)
         batch, _ = share_of(step, version=1, recipe=recipe)
-        shares = balance(group_loads(batch), ranks.size)
-        own = share_of([step[n] for n in shares[ranks.rank]], version=1, recipe=recipe)
-        result = train_step(model, optimizer, *own, **options)
         positions = [positions_of(batch, share) for share in shares]
         parts = ranks.collect(as_message(result.seen), [len(at) for at in positions])
         if ranks.rank == 0:
             seen = combine(parts, positions, batch, loss_sum=result.seen.loss_sum)
             accounts.append([seen.loss, seen.tokens, result.update.grad_norm, *seen.ratio, *seen.logprobs])
-    ranks.gather(model, whole)
-    return {
-        "gradients": gradients,
-        "weights": {name: p.detach().clone() for name, p in whole.named_parameters()},
-        "optimizer": optimizer.state_dict(),
-        "accounts": accounts,
-    }
+    weights = _weights(ranks, model, whole)
+    return {"gradients": gradients, "weights": weights, "optimizer": optimizer.state_dict(), "accounts": accounts}
 
 
-def _skip(ranks: Ranks, folder: Path) -> dict[str, Any]:
+def skip(ranks: Ranks, folder: Path) -> dict[str, Any]:
     """The last rank alone has a gradient that is not finite."""
-    model = load_trained(RECIPE, folder / "model", None)
-    whole = ranks.shard(model)
-    optimizer = Optimizer(model, RECIPE.learner, ranks)
-    groups = _groups(folder)
-    batch, _ = share_of(groups, version=1, recipe=RECIPE)
-    share = balance(group_loads(batch), ranks.size)[ranks.rank]
-    own, worth = share_of([groups[n] for n in share], version=1, recipe=RECIPE)
+    model, whole, optimizer = _learner(ranks, folder, RECIPE)
+    _, (batch, worth) = _share(ranks, groups_of(folder))
     if ranks.rank == ranks.size - 1:
         worth = np.full_like(worth, np.inf)
-    options = {"objective": RECIPE.objective, "temperature": 1.0, "max_tokens": 25, "ranks": ranks}
-    update = train_step(model, optimizer, own, worth, **options).update
-    ranks.gather(model, whole)
-    weights = {name: p.detach().clone() for name, p in whole.named_parameters()}
+    update = train_step(model, optimizer, batch, worth, **OBJECTIVE, ranks=ranks).update
+    weights = _weights(ranks, model, whole)
     return {"reason": update.skipped, "weights": weights, "state": optimizer.state_dict()["adam"]["state"]}
 
 
-def _resume(ranks: Ranks, folder: Path) -> dict[str, Any]:
-    """One more step from the optimizer state of one rank, which lies in the folder."""
-    model = load_trained(RECIPE, folder / "model", None)
-    whole = ranks.shard(model)
-    optimizer = Optimizer(model, RECIPE.learner, ranks)
+def resume(ranks: Ranks, folder: Path) -> dict[str, Any]:
+    """One more step, with the optimizer's state that one rank has left in `folder`."""
+    model, whole, optimizer = _learner(ranks, folder, RECIPE)
     optimizer.load_state_dict(torch.load(folder / "optimizer.pt", weights_only=True))
-    groups = _groups(folder)
-    batch, _ = share_of(groups, version=1, recipe=RECIPE)
-    share = balance(group_loads(batch), ranks.size)[ranks.rank]
-    options = {"objective": RECIPE.objective, "temperature": 1.0, "max_tokens": 25, "ranks": ranks}
-    train_step(model, optimizer, *share_of([groups[n] for n in share], version=1, recipe=RECIPE), **options)
-    ranks.gather(model, whole)
-    return {"weights": {name: p.detach().clone() for name, p in whole.named_parameters()}, "updates": optimizer.updates}
+    _, own = _share(ranks, groups_of(folder))
+    train_step(model, optimizer, *own, **OBJECTIVE, ranks=ranks)
+    return {"weights": _weights(ranks, model, whole), "updates": optimizer.updates}
 
 
-def _groups(folder: Path) -> list[Any]:
+def groups_of(folder: Path) -> list[Any]:
     return [decode(path.read_bytes()) for path in sorted((folder / "groups").glob("*.arrow"))]
+
+
+def _learner(ranks: Ranks, folder: Path, recipe: Recipe) -> tuple[Any, Any, Optimizer]:
+    model = load_trained(recipe, folder / "model", None)
+    whole = ranks.shard(model)
+    return model, whole, Optimizer(model, recipe.learner, ranks)
+
+
+def _share(ranks: Ranks, groups: list[Any]) -> tuple[list[list[int]], tuple[Any, Any]]:
+    """All shares, and what of `groups` this rank trains."""
+    batch, _ = share_of(groups, version=1, recipe=RECIPE)
+    shares = balance(group_loads(batch), ranks.size)
+    return shares, share_of([groups[n] for n in shares[ranks.rank]], version=1, recipe=RECIPE)
+
+
+def _weights(ranks: Ranks, model: Any, whole: Any) -> dict[str, torch.Tensor]:
+    ranks.gather(model, whole)
+    return {name: p.detach().clone() for name, p in whole.named_parameters()}
 
 
 def main() -> None:
