@@ -81,6 +81,20 @@ async def test_a_slow_sink_is_given_up_after_the_run_and_what_it_missed_is_count
     assert line.startswith(f"{STEPS - 1} records were not delivered")
 
 
+def test_without_the_limit_a_stuck_sink_is_waited_for(tmp_path):
+    """The control: what the limit above guards against."""
+    sink = Collecting(stuck="log")
+    courier = Courier(lambda: sink, written(tmp_path))
+    courier.stop.set()
+    working = threading.Thread(target=courier.work)
+    working.start()
+    working.join(1.0)
+    assert working.is_alive()
+    sink.release.set()
+    working.join(10)
+    assert not working.is_alive()
+
+
 @pytest.mark.asyncio
 async def test_a_sink_whose_close_hangs_is_given_up(tmp_path):
     code, (line,) = await delivered(Collecting(stuck="close"), written(tmp_path))
@@ -185,3 +199,56 @@ async def test_no_sink_no_process(folder):
     await watched.start()
     assert await watched.close() == []
     assert list((folder / "logs").iterdir()) == []
+
+
+BROKEN_WANDB = """
+import threading
+
+class Error(Exception):
+    pass
+
+def Settings(**settings):
+    return settings
+
+class Run:
+    offline = False
+
+    def define_metric(self, name, step_metric=None):
+        pass
+
+    def log(self, data):
+        {log}
+
+    def finish(self):
+        {finish}
+
+def init(**arguments):
+    return Run()
+"""
+HANG, FINE = "threading.Event().wait()", "pass"
+
+
+@pytest.mark.slow
+@pytest.mark.faults
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize(
+    ("log", "finish", "said"),
+    [
+        ("raise ConnectionResetError('gone')", FINE, "wandb: ConnectionResetError: gone"),
+        (HANG, FINE, "records were not delivered within 15 s"),
+        (FINE, HANG, "wandb: it did not close within 15 s"),
+    ],
+    ids=["raises", "hangs", "hangs when closed"],
+)
+def test_a_run_with_a_broken_sink_trains_as_it_would_without(start, tmp_path, log, finish, said):
+    (tmp_path / "wandb.py").write_text(BROKEN_WANDB.format(log=log, finish=finish))
+    keys = ("run.max_steps=4", "eval.prompts=8", "run.output_dir=out", "telemetry.wandb={}")
+    settings = [argument for key in keys for argument in ("--set", key)]
+    process = start("-m", "asyncrl.cli.main", "run", *settings, cwd=tmp_path, PYTHONPATH=str(tmp_path))
+    out, err = process.communicate(timeout=200)
+    assert process.returncode == 0, err
+    assert [line for line in out.splitlines() if line.startswith("wandb: ")] != []
+    assert sum(said in line for line in out.splitlines()) == 1
+    records = read_metrics(tmp_path / "out" / "metrics.jsonl")
+    assert [record["step"] for record in records if "event" not in record] == [1, 2, 3, 4]
+    assert [record["event"] for record in records if "event" in record][-1] == "end"
