@@ -50,9 +50,8 @@ class Uppercase:
 
 
 def _prompt(word: str) -> list[Message]:
-    """The examples as turns of a conversation, then the word. The empty system message keeps templates from putting in
-    one of their own, which would be a quarter of the tokens."""
-    turns: list[Message] = [{"role": "system", "content": ""}]
+    """The examples as turns of a conversation, then the word."""
+    turns: list[Message] = [{"role": "system", "content": "Upper-case the word."}]
     for example in EXAMPLES:
         turns.append({"role": "user", "content": example})
         turns.append({"role": "assistant", "content": example.upper()})

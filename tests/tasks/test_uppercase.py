@@ -25,7 +25,7 @@ def test_a_prompt_shows_two_examples_and_then_the_word() -> None:
     row = task.rows("train")[0]
     roles = [(message["role"], message["content"]) for message in task.messages(row)]
     assert roles == [
-        ("system", ""),
+        ("system", "Upper-case the word."),
         ("user", "river"),
         ("assistant", "RIVER"),
         ("user", "table"),
