@@ -38,5 +38,5 @@ def init(folder: Path) -> None:
         click.echo(f"  cd {shlex.quote(str(folder))}")
     click.echo("  python -m unittest         # the reward says what you mean, tried without a model")
     click.echo("  asyncrl run recipe.yaml    # trains, in about a minute")
-    click.echo("  less runs/*/summary.json   # what it came to; beside it metrics.jsonl, archive/, checkpoints/, eval/")
+    click.echo("  asyncrl eval               # a look at what it came to: held-out rows, answers to read")
     click.echo("Then change score() in task.py, the rows in data.jsonl, and the model in recipe.yaml.")
