@@ -111,7 +111,7 @@ def panel(
     the snapshot `stats` (may be empty) knows that is newer. `docs/console.py` draws the same for the README."""
     table = Table.grid(padding=(0, 2))
     table.add_column(style="bold", no_wrap=True)
-    table.add_column(overflow="fold")
+    table.add_column(no_wrap=True, overflow="crop" if ascii_only else "ellipsis")
     room = max(20, width - NAME_WIDTH)
     for name, value in panel_rows(records, stats, max_steps=max_steps, room=room, ascii_only=ascii_only):
         table.add_row(name, value)

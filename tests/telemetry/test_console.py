@@ -148,7 +148,8 @@ def test_no_line_of_the_panel_wraps_or_is_longer_than_the_terminal() -> None:
     records = [step(number, **{"tokens_per_s": 1e6, "tokens_total": 10**9}) for number in range(1, 101)]
     for width in (80, FULL_WIDTH, 200):
         file = io.StringIO()
-        Console(file=file, width=width).print(panel(records, STATS, max_steps=10_000, width=width))
+        stats = {**STATS, "waiting": {"reason": "tickets 81, 83 of " + ", ".join(f"collector-{n}" for n in range(30))}}
+        Console(file=file, width=width).print(panel(records, stats, max_steps=10_000, width=width))
         lines = file.getvalue().splitlines()
         assert len(lines) == 13, file.getvalue()
         assert {len(line) for line in lines} == {min(width, FULL_WIDTH)}
