@@ -130,7 +130,7 @@ def test_a_resumed_training_keeps_its_own_recipe(begin: Begin, rows: Path, rando
         assert said in done.stderr
 
 
-COMMAND = ("--set", "run.max_steps=300", "--set", "run.output_dir=run", "--set", "sft.checkpoint.every_steps=5")
+COMMAND = ("--set", "run.max_steps=60", "--set", "run.output_dir=run", "--set", "sft.checkpoint.every_steps=5")
 
 
 @pytest.fixture
