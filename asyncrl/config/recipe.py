@@ -34,10 +34,10 @@ class Run(Section, frozen=True, kw_only=True):
 
 
 class Lora(Section, frozen=True, kw_only=True):
-    """Low-rank adapters (Hu et al. 2021, arXiv 2106.09685): W + alpha / r x B A, of which only A and B are trained."""
+    """Low-rank adapters, of the extra `lora` (`docs/lora.md`): W + alpha / r x B A, of which A and B are trained."""
 
     r: Positive = 16  # rank
-    alpha: Annotated[float, Meta(gt=0)] = 32.0
+    alpha: Annotated[float, Meta(gt=0)] = 32.0  # scales the adapter, by alpha / r
     target_modules: Literal["all-linear"] | list[str] = "all-linear"  # names, as in [q_proj, v_proj]; all: but the head
 
 
