@@ -152,7 +152,8 @@ class Sharded:
             world_size=size,
             timeout=timedelta(seconds=step_s),
         )
-        self._control = dist.new_group(backend="gloo", timeout=timedelta(seconds=silence_s))
+        # The limit is each process's own: the others wait for rank 0's next command, it waits for them to take it.
+        self._control = dist.new_group(backend="gloo", timeout=timedelta(seconds=silence_s if rank else step_s))
 
     def shard(self, model: PreTrainedModel) -> PreTrainedModel:
         from torch.distributed.device_mesh import init_device_mesh
