@@ -108,8 +108,8 @@ def trajectory(prompt: Prompt, request: Request, completion: Completion, score: 
     start, sampled = len(prompt.token_ids), len(completion.token_ids)
 
     def behind_prompt(values: ArrayLike, fill: float, dtype: type) -> NDArray[Any]:
-        column: NDArray[Any] = np.full(start + sampled, fill, dtype=dtype)
-        column[start:] = values
+        column: NDArray[Any] = np.empty(start + sampled, dtype=dtype)
+        column[:start], column[start:] = fill, values
         return column
 
     token_ids = behind_prompt(completion.token_ids, 0, np.int32)
