@@ -23,6 +23,7 @@ from asyncrl.buffers.server import EmbeddedServer
 from asyncrl.buffers.store import Store, open_store
 from asyncrl.config.recipe import Recipe, to_builtins
 from asyncrl.runtime.children import Child
+from asyncrl.runtime.hopeless import causes, nothing_usable
 from asyncrl.runtime.models import BUILTIN_TINY
 from asyncrl.runtime.preflight import EMBEDDED
 from asyncrl.runtime.restarts import LIMIT, WINDOW_S, Restarts
@@ -140,6 +141,11 @@ class Supervisor:
         """What ends the run besides its processes' own ends."""
         if self._server is not None and self._server.returncode is not None:
             return f"the store ended with code {self._server.returncode}; its log: {self._server.log}"
+        if self._stats is not None and (
+            failed := nothing_usable(self._stats, groups_per_step=self._recipe.learner.groups_per_step)
+        ):
+            log = self._collector.log
+            return "\n".join([failed, *causes(log), f"Its log: {log}"])
         limit = self._recipe.run.no_progress_s + HANG_S
         if time.monotonic() - self._moved > limit:
             return f"no step for {limit:.0f} s and no word from the learner\n{self._learner.last_words()}"
