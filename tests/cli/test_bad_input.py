@@ -125,6 +125,27 @@ def test_a_run_folder_that_is_in_use(cli, tmp_path):
     refused(cli("run", "--set", "run.output_dir=mine"), "mine", "not empty")
 
 
+def test_a_model_without_a_chat_template(cli, tmp_path):
+    base = tmp_path / "base"
+    base.mkdir()
+    for name in ("config.json", "model.safetensors", "tokenizer.json"):
+        (base / name).write_text("{}")
+    write(tmp_path, "model: {path: ./base}")
+    refused(cli("run", "./mine.yaml"), "model.path base has no chat template", "instruct version")
+    assert not (tmp_path / "runs").exists(), "nothing was begun"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_an_adapter_on_a_module_that_does_not_exist(cli, tmp_path):
+    write(tmp_path, "model: {lora: {target_modules: [q_proj, wqkv]}}")
+    done = cli("run", "./mine.yaml", timeout=150)  # only the model itself knows its modules
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 2, done.stderr
+    assert 'model.lora.target_modules has "wqkv", but Qwen3ForCausalLM has no such module' in done.stderr
+    assert "q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj" in done.stderr
+
+
 @pytest.mark.slow
 def test_a_collector_that_waits_in_vain_says_for_what(cli):
     done = cli("collector", "--run", "x", "--buffer", "redis://127.0.0.1:1/0", "--wait", "1s")
