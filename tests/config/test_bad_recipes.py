@@ -33,7 +33,7 @@ MISTAKES = {
     "beta: 0.1": ("beta is a name of TRL", "here: objective.beta, which asyncrl", "does not have yet"),
     # keys, types and values of a later version
     "objective: {beta: 0.1}": ("objective.beta", "does not have it yet; remove it"),
-    "telemetry: {wandb: {}}": ("telemetry", "does not have it yet; remove it"),
+    "telemetry: {prometheus: {}}": ("telemetry", "does not have it yet; remove it"),
     "learner: {parallel: {fsdp: 4}}": ("learner.parallel", "does not have it yet; remove it"),
     "collector: {engine: {type: vllm}}": ("collector.engine.type", '"vllm"', "does not have vllm yet"),
     "buffer: {over_age: mask}": ("buffer.over_age", '"mask"', "does not have mask yet"),
