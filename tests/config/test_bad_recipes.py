@@ -60,7 +60,12 @@ MISTAKES = {
     "run: 5": ("run is 5", "must be a mapping"),
     "- a": ("mine.yaml", "a mapping of sections"),
     # unions
-    "task: {type: revers}": ("task.type", '"revers"', "reverse, uppercase, single-turn, module:Class", "Did you mean reverse?"),
+    "task: {type: revers}": (
+        "task.type",
+        '"revers"',
+        "reverse, uppercase, single-turn, module:Class",
+        "Did you mean reverse?",
+    ),
     "task: {type: 5}": ("task.type is 5", "module:Class"),
     "task: {type: 'my task:X'}": ("task.type", '"my task:X"', "module:Class"),
     "task: {type: single-turn}": ("task.data is missing",),
