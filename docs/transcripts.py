@@ -1,4 +1,4 @@
-"""What commands print, for pages that show it: every ```console block is run again, line by line, in one folder a page.
+"""What commands print, for `docs/errors.md`: every ```console block is run again, line by line, in one folder a page.
 
 `$ asyncrl ...` runs, and what it prints replaces the lines that follow; `$ cat FILE` makes FILE from them.
 """
