@@ -45,6 +45,7 @@ def render(
             add_generation_prompt=answer_follows,
             tokenize=True,
             return_dict=False,
+            tokenizer_kwargs={"verbose": False},  # what is too long is said by whoever has a limit, by name
         )
     except Exception as error:  # a template is a program of the model's author: it raises what it likes
         roles = ", ".join(message["role"] for message in messages)

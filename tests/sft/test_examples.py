@@ -81,6 +81,13 @@ def test_what_a_template_writes_after_the_end_is_not_trained() -> None:
     assert TOKENIZER.decode(made.token_ids).endswith("hum<|end|>\n")
 
 
+def test_a_system_message_that_the_template_adds_is_no_obstacle() -> None:
+    adds = "{% if messages[0]['role'] != 'system' %}{{ '<|system|>Be kind.<|end|>\n' }}{% endif %}" + CHATML
+    made = example(TALK, with_template(adds))
+    assert spans(made) == ["ho<|end|>", "hum<|end|>"]
+    assert TOKENIZER.decode(made.token_ids).startswith("<|system|>Be kind.<|end|>\n<|user|>")
+
+
 text = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12).filter(str.strip)
 
 
@@ -136,6 +143,7 @@ def test_a_row_that_is_too_long_says_what_limits_it() -> None:
     assert len(example(TALK, longest=19).token_ids) == 19
 
 
-def test_a_megabyte_is_too_long_and_no_more_than_that() -> None:
+def test_a_megabyte_is_too_long_and_no_more_than_that(caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(RowError, match="1000006 tokens"):
         example(turns(("user", "hi"), ("assistant", "x" * 1_000_000)))
+    assert not caplog.records, "transformers warns of indexing errors to come, which do not"
