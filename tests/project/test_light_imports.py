@@ -42,7 +42,7 @@ def _loaded(statement: str, environ: dict[str, str]) -> str:
 @pytest.mark.parametrize(
     "statement",
     [
-        "import asyncrl",
+        "import asyncrl; dir(asyncrl)",
         HELP.format(arguments='"--help"'),
         HELP.format(arguments='"--version"'),
         HELP.format(arguments='"run", "--help"'),
