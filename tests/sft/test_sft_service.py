@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -226,7 +226,7 @@ def test_a_training_may_be_extended_after_its_end(train: Train) -> None:
 
 
 @pytest.fixture
-def _one_bad_step(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _one_bad_step(monkeypatch: pytest.MonkeyPatch) -> None:
     accumulate, calls = sft_service.accumulate, iter(range(1000))
 
     def poisoned(model: Any, examples: Any, **options: Any) -> float:
@@ -236,7 +236,6 @@ def _one_bad_step(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         return loss
 
     monkeypatch.setattr(sft_service, "accumulate", poisoned)
-    return
 
 
 @pytest.mark.usefixtures("_one_bad_step")
