@@ -49,10 +49,10 @@ class RankLost(Exception):
 async def ranks_of(recipe: Recipe, *, url: str, folder: Path, stop: asyncio.Event) -> AsyncIterator[Ranks | None]:
     """The ranks of a learner that trains into `folder`, seen from rank 0, which is this process; None if stopped while
     they came together. Raises RankLost if one does not come."""
-    from asyncrl.learners.parallel import ALONE
-
     size = recipe.learner.ranks
     if size == 1:
+        from asyncrl.learners.parallel import ALONE
+
         yield ALONE
         return
     with tempfile.TemporaryDirectory(prefix="asyncrl-ranks-") as meeting:
