@@ -26,7 +26,7 @@ async def follow(recipe: Recipe, buffer: Buffer, ranks: Sharded, *, model_path: 
     begin = ranks.told()
     assert isinstance(begin, Begin)
     checkpoint = None if begin.checkpoint is None else load(Path(begin.checkpoint))
-    model = load_trained(recipe, model_path, checkpoint)
+    model = load_trained(recipe.model, model_path, checkpoint, seed=recipe.run.seed)
     ranks.shard(model)
     optimizer = Optimizer(model, recipe.learner, ranks)
     if checkpoint is not None:

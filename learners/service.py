@@ -146,7 +146,7 @@ async def _begin(
         checkpoint, lineage = await _resume(buffer, resume, limits)
     source = model_path if checkpoint is None else checkpoint.folder
     await asyncio.to_thread(ranks.tell, Begin(checkpoint=None if checkpoint is None else str(checkpoint.folder)))
-    model = await asyncio.to_thread(load_trained, recipe, model_path, checkpoint)
+    model = await asyncio.to_thread(load_trained, recipe.model, model_path, checkpoint, seed=recipe.run.seed)
     tokenizer = await asyncio.to_thread(load_tokenizer, source, trust_remote_code=trust)
     whole = await asyncio.to_thread(ranks.shard, model)
     optimizer = Optimizer(model, recipe.learner, ranks)

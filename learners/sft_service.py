@@ -25,11 +25,12 @@ from asyncrl.config.sft import SftRecipe, steps_of
 from asyncrl.data.conversations import Split
 from asyncrl.learners import checkpoint as checkpoints
 from asyncrl.learners.checkpoint import Checkpoint
-from asyncrl.learners.lora import attach, load_adapter, save_model
-from asyncrl.learners.model import load_model, load_tokenizer, longest_sequence
+from asyncrl.learners.lora import save_model
+from asyncrl.learners.model import load_tokenizer, longest_sequence
 from asyncrl.learners.optimize import Optimizer
 from asyncrl.learners.sft import Example, accumulate, answer_tokens
 from asyncrl.learners.sft_examples import Examples, Longest, make_examples
+from asyncrl.learners.trained import load_trained
 from asyncrl.staleness import Lineages, Weights
 from asyncrl.tasks.chat import end_token_ids
 from asyncrl.tasks.order import row_index
@@ -90,15 +91,8 @@ def _begin(
     trust = recipe.model.trust_remote_code
     checkpoint = _newest(run_dir / "checkpoints") if resume else None
     source = checkpoint.folder if checkpoint else model_path
-    lora = recipe.model.lora  # adapters are trained on the model they began with, not on the merged one of a checkpoint
     tokenizer = load_tokenizer(source, trust_remote_code=trust)
-    model = load_model(
-        model_path if lora else source, recipe.model.dtype, recipe.model.attn_implementation, trust_remote_code=trust
-    )
-    if lora is not None:
-        attach(model, lora, seed=recipe.run.seed, base=recipe.model.path)
-        if checkpoint is not None:
-            load_adapter(model, checkpoint.folder)
+    model = load_trained(recipe.model, model_path, checkpoint, seed=recipe.run.seed)
     examples = make_examples(
         split,
         tokenizer,

@@ -30,8 +30,8 @@ def summarise(
     before, after = None, None
     if evaluations:
         first, last = min(evaluations, key=lambda w: w.version), max(evaluations, key=lambda w: w.version)
-        before = evaluations[first]
-        after = evaluations[last] if last.version == weights.version and last != first else None
+        before = evaluations[first] if first.version < weights.version else None
+        after = evaluations[last] if last.version == weights.version else None
     step_s = sum(step["step_s"] for step in steps)
     checkpoint = run_dir / "checkpoints" / f"version-{weights.version:06d}"
     return {

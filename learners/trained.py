@@ -6,25 +6,26 @@ from pathlib import Path
 
 from transformers import PreTrainedModel
 
-from asyncrl.config.recipe import Recipe
+from asyncrl.config.recipe import Model
 from asyncrl.learners.checkpoint import Checkpoint
 from asyncrl.learners.lora import attach, load_adapter
 from asyncrl.learners.model import load_model
 
 
-def load_trained(recipe: Recipe, model_path: Path, checkpoint: Checkpoint | None) -> PreTrainedModel:
-    """The weights of `checkpoint`, or the initial ones of `model_path`, on the CPU. Raises ModelError."""
-    lora = recipe.model.lora
+def load_trained(config: Model, model_path: Path, checkpoint: Checkpoint | None, *, seed: int) -> PreTrainedModel:
+    """The weights of `checkpoint`, or the initial ones of `model_path`, on the CPU. seed: of new adapters. Raises
+    ModelError."""
+    lora = config.lora
     # Adapters are trained on the model they began with, not on the merged one of a checkpoint.
     source = model_path if checkpoint is None or lora is not None else checkpoint.folder
     model = load_model(
         source,
-        recipe.model.dtype,
-        recipe.model.attn_implementation,
-        trust_remote_code=recipe.model.trust_remote_code,
+        config.dtype,
+        config.attn_implementation,
+        trust_remote_code=config.trust_remote_code,
     )
     if lora is not None:
-        attach(model, lora, seed=recipe.run.seed, base=recipe.model.path)
+        attach(model, lora, seed=seed, base=config.path)
         if checkpoint is not None:
             load_adapter(model, checkpoint.folder)
     return model

@@ -95,7 +95,7 @@ def groups_of(folder: Path) -> list[Any]:
 
 
 def _learner(ranks: Ranks, folder: Path, recipe: Recipe) -> tuple[Any, Any, Optimizer]:
-    model = load_trained(recipe, folder / "model", None)
+    model = load_trained(recipe.model, folder / "model", None, seed=recipe.run.seed)
     whole = ranks.shard(model)
     return model, whole, Optimizer(model, recipe.learner, ranks)
 

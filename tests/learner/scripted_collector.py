@@ -11,7 +11,10 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
-from asyncrl.buffers.base import Buffer, GroupHeader, Member, Ticket, UnknownMember
+from asyncrl.buffers.base import Buffer, Commit, GroupHeader, Member, Ticket, UnknownMember
+from asyncrl.buffers.memory import MemoryBuffer
+from asyncrl.config.recipe import Recipe
+from asyncrl.learners.limits import limits_of
 from asyncrl.schema import Group, digest, encode, sampled_tokens, span_weights, to_batch, version_range
 from asyncrl.staleness import Weights
 from asyncrl.weights.build import receiver
@@ -19,6 +22,22 @@ from asyncrl.weights.build import receiver
 GROUP_SIZE = 4
 COMPLETION = 4
 PROMPTS = [[1, 2], [3, 4, 5], [6]]
+
+
+class StoppingBuffer(MemoryBuffer):
+    """Sets `stop` when the commit to version `at` is acknowledged: the learner that made it stops right there, however
+    fast or slow the machine is."""
+
+    def __init__(self, recipe: Recipe, *, at: int) -> None:
+        super().__init__(recipe.run.name, limits_of(recipe, max_length=64))
+        self.at = at
+        self.stop = asyncio.Event()
+
+    async def commit(self, lineage: int, step: int, *, skipped: bool = False) -> Commit:
+        commit = await super().commit(lineage, step, skipped=skipped)
+        if commit.version == self.at:
+            self.stop.set()
+        return commit
 
 
 def reward_of(completion: list[int]) -> float:

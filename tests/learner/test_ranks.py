@@ -100,7 +100,7 @@ def test_these_groups_can_tell_a_denominator_of_each_ranks_own(
     """Negative control: the mean of two ranks' means is another gradient."""
     groups = ranked.groups_of(folder)
     batch, _ = share_of(groups, version=1, recipe=ranked.RECIPE)
-    model = load_trained(ranked.RECIPE, folder / "model", None)
+    model = load_trained(ranked.RECIPE.model, folder / "model", None, seed=ranked.RECIPE.run.seed)
     for share in balance(group_loads(batch), 2):
         own, worth = share_of([groups[n] for n in share], version=1, recipe=ranked.RECIPE)
         before = {name: 0 if p.grad is None else p.grad.clone() for name, p in model.named_parameters()}

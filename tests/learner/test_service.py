@@ -124,25 +124,14 @@ async def test_a_run_trains_archives_evaluates_and_ends(tmp_path: Path, model_pa
 
 @pytest.mark.asyncio
 async def test_stopping_checkpoints_and_a_resumed_run_goes_on_from_there(
-    tmp_path: Path, model_path: Path, collector: Any
+    tmp_path: Path, model_path: Path, collector: Any, scripted: Any
 ) -> None:
     recipe = recipe_of(5, checkpoint_every=2)
-    buffer = buffer_of(recipe)
+    buffer = scripted.StoppingBuffer(recipe, at=3)
     worker = collector(buffer)
-    stop = asyncio.Event()
-
-    async def first() -> None:
-        task = asyncio.create_task(
-            learn(recipe, buffer, run_dir=tmp_path, model_path=model_path, resume=None, stop=stop)
-        )
-        while (await buffer.stats()).version < 3:
-            await buffer.nudge(worker.member, 0.05)
-        stop.set()
-        await task
-
     collecting = asyncio.create_task(worker.run())
     async with asyncio.timeout(LIMIT_S):
-        await first()
+        await learn(recipe, buffer, run_dir=tmp_path, model_path=model_path, resume=None, stop=buffer.stop)
         summary = json.loads((tmp_path / "summary.json").read_text())
         assert summary["stopped"] is True
         found = find_resumable(tmp_path / "checkpoints")
