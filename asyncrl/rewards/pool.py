@@ -189,9 +189,20 @@ class _Worker:
                 await asyncio.wait_for(process.wait(), REAP_LIMIT_S)
 
     async def call(self, request: bytes, timeout_s: float) -> Verdict:
-        """The verdict on one request, or the failure TIMEOUT or DIED, after which the process is of no use."""
-        reply = await _within(_exchange(self.process, request), timeout_s)
-        if reply is None:
+        """The verdict on one request, or the failure TIMEOUT or DIED, after which the process is of no use.
+
+        Called for every answer, so without the task that `_within` makes for each exchange. As there, the limit ends
+        the call only after the loop had a last look at what has arrived.
+        """
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(None) as limit:
+                timer = loop.call_later(timeout_s, lambda: limit.reschedule(loop.time() + LATE_LOOP_S))
+                try:
+                    reply = await _exchange(self.process, request)
+                finally:
+                    timer.cancel()
+        except TimeoutError:
             return Verdict({}, TIMEOUT, f"score took longer than collector.score_timeout_s = {timeout_s:g} s")
         try:
             return msgspec.msgpack.decode(reply, type=Verdict)
