@@ -12,7 +12,7 @@ k - 1, else nothing shows that the check could fail.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -34,7 +34,6 @@ AGES = (0, 1, 2, 4)
 STEPS = 10
 KEPT_VERSIONS = 1000  # more than there are steps: every version's weights stay
 SLOTS = 16  # two groups at once, so that weights change while answers are being written
-REPLAYED = 200  # trajectories a row: those with several version spans first, then evenly over the run
 
 Kv = Literal["keep", "recompute"]
 
@@ -55,13 +54,16 @@ class Sequence:
 
 def measure(*, quick: bool, say: Say) -> Measured:
     """Rows: one per age, and one per way of treating keys and values (quick: age 1, `keep`)."""
+    from transformers.utils.logging import disable_progress_bar
+
     ages: tuple[int, ...] = (1,) if quick else AGES
     ways: tuple[Kv, ...] = ("keep",) if quick else ("keep", "recompute")
     rows: list[Row] = []
     targets: list[Target] = []
+    disable_progress_bar()  # type: ignore[no-untyped-call]  # one bar a version says nothing
     with tempfile.TemporaryDirectory(prefix="asyncrl-bench-") as parent:
         for k in ages:
-            folder = _run(Path(parent), f"ages-{k}", k, "keep")
+            folder = _run(Path(parent), f"ages-{k}", {"buffer.max_trajectory_age": k})
             oldest = Archive(folder / "archive").trained().max_age
             rows.append({"kind": "bound", "max_trajectory_age": k, "oldest_trained": oldest})
             say(f"max_trajectory_age {k}: the oldest trained token in the archive is of age {oldest}")
@@ -74,7 +76,8 @@ def measure(*, quick: bool, say: Say) -> Measured:
                 say(f"max_trajectory_age 0: largest |ratio - 1| by the learner's forward is {ratio:.2g}")
                 targets.append(Target("largest |learner / engine ratio - 1| at age 0", ratio, TOLERANCE, "lower"))
         for kv in ways:
-            row = replay_run(_run(Path(parent), f"replay-{kv}", 2, kv), kv)
+            settings = {"buffer.max_trajectory_age": 2, "weights.update": kv, "collector.engine.slots": SLOTS}
+            row = replay_run(_run(Path(parent), f"replay-{kv}", settings), kv)
             rows.append(row)
             say(
                 f"{kv}: {row['tokens']} tokens of {row['trajectories']} trajectories, {row['several_spans']} of them "
@@ -96,16 +99,15 @@ def measure(*, quick: bool, say: Say) -> Measured:
     return Measured(rows=rows, targets=targets)
 
 
-def _run(parent: Path, name: str, max_age: int, kv: str) -> Path:
+def _run(parent: Path, name: str, settings: Mapping[str, Any]) -> Path:
+    """A short run that keeps every version's weights."""
     folder = parent / name
     train(
         folder,
         {
             "run.name": f"bench-{name}",
             "run.max_steps": STEPS,
-            "buffer.max_trajectory_age": max_age,
-            "weights.update": kv,
-            "collector.engine.slots": SLOTS,
+            **settings,
             "learner.checkpoint.every_steps": 1,
             "learner.checkpoint.keep_last": KEPT_VERSIONS,
             "eval.at_start": False,
@@ -130,11 +132,7 @@ def sequences(folder: Path) -> Iterator[Sequence]:
 
 def replay_run(folder: Path, kv: Kv) -> Row:
     """Recompute recorded logprobs under the stamped versions and, as control, with every stamp moved by one."""
-    found = sorted(enumerate(sequences(folder)), key=lambda pair: (-min(pair[1].spans, 2), pair[0]))
-    several = [s for _, s in found if s.spans > 1]
-    single = [s for _, s in found if s.spans == 1]
-    stride = max(1, len(single) // max(1, REPLAYED - len(several)))
-    chosen = [*several, *single[::stride]]
+    chosen = list(sequences(folder))
     last = max(int(path.name.rpartition("-")[2]) for path in (folder / "checkpoints").glob("version-*"))
     stamped, tokens = 0.0, 0
     neighbours: dict[int, float] = {}  # version -> largest error of its tokens under version - 1 or version + 1
@@ -153,7 +151,7 @@ def replay_run(folder: Path, kv: Kv) -> Row:
         "kind": "replay",
         "kv": kv,
         "trajectories": len(chosen),
-        "several_spans": len(several),
+        "several_spans": sum(s.spans > 1 for s in chosen),
         "tokens": tokens,
         "versions": len(neighbours),
         "stamped_error": stamped,
@@ -164,9 +162,7 @@ def replay_run(folder: Path, kv: Kv) -> Row:
 @lru_cache(maxsize=4 * STEPS)
 def model_of(folder: Path, version: int) -> PreTrainedModel:
     from transformers import AutoModelForCausalLM
-    from transformers.utils.logging import disable_progress_bar
 
-    disable_progress_bar()  # type: ignore[no-untyped-call]  # one bar a version says nothing
     model: Any = AutoModelForCausalLM.from_pretrained(weights_of(folder, version))
     return model.eval()  # type: ignore[no-any-return]
 
