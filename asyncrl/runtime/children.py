@@ -52,8 +52,12 @@ class Child:
         assert self._process is not None, f"{self.name} was not started"
         return self._process.pid
 
-    async def start(self, environment: Mapping[str, str], *, stdin: bytes | None = None) -> None:
-        """Start it, or start it again; `environment` adds to ours, `stdin` is all that it may read."""
+    async def start(self, environment: Mapping[str, str], *, stdin: bytes | None = None, hold: bool = False) -> None:
+        """Start it, or start it again; `environment` adds to ours, `stdin` is all that it may read.
+
+        `hold`: its standard input ends at `close_stdin`, not at once. That reaches it in whatever state it is, while a
+        signal ends a process that is still importing what would handle it.
+        """
         # -P: a folder in the working directory that is named like a package must not be imported instead of it.
         argv = tether.command([sys.executable, "-P", "-m", self._module, *self._arguments])
         with self.log.open("ab") as log:
@@ -71,7 +75,13 @@ class Child:
             with suppress(BrokenPipeError, ConnectionResetError):  # it ended at once; its log says why
                 self._process.stdin.write(stdin)
                 await self._process.stdin.drain()
-                self._process.stdin.close()
+                if not hold:
+                    self._process.stdin.close()
+
+    def close_stdin(self) -> None:
+        """End the standard input that was held; for a process that takes this as the end of its work."""
+        if self._process is not None and self._process.stdin is not None:
+            self._process.stdin.close()
 
     def terminate(self) -> None:
         """Ask it to stop."""

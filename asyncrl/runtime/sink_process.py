@@ -34,7 +34,7 @@ MARK = "asyncrl: "
 
 
 class Request(msgspec.Struct):
-    """What its parent writes to standard input."""
+    """The one line that its parent writes to standard input."""
 
     sink: Literal["wandb", "tensorboard"]
     folder: str
@@ -114,13 +114,20 @@ def say(line: str) -> None:
 
 
 def main() -> None:
-    """Serve the sink that standard input describes until SIGTERM."""
-    request = msgspec.json.decode(sys.stdin.buffer.read(), type=Request)
+    """Serve the sink that the line on standard input describes until standard input ends, or until SIGTERM."""
+    request = msgspec.json.decode(sys.stdin.buffer.readline(), type=Request)
     lines = JsonLines(Path(request.folder) / "metrics.jsonl")
     lines.offset = request.offset
     courier = Courier(partial(open_sink, request, say), lines)
 
     async def work(stop: asyncio.Event) -> int:
+        loop = asyncio.get_running_loop()
+
+        def until_the_run_ends() -> None:
+            sys.stdin.buffer.read()
+            loop.call_soon_threadsafe(stop.set)
+
+        threading.Thread(target=until_the_run_ends, daemon=True).start()
         code = await pass_on(courier, stop, close_s=CLOSE_S, say=say)
         sys.stdout.flush()
         sys.stderr.flush()

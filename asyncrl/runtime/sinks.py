@@ -71,7 +71,8 @@ class Sinks:
 
     async def start(self) -> None:
         for watched in self._watched:
-            await watched.child.start({}, stdin=msgspec.json.encode(watched.request))
+            request = msgspec.json.encode(watched.request) + b"\n"
+            await watched.child.start({}, stdin=request, hold=True)
 
     def news(self) -> list[str]:
         """Lines for the person who watches the run, each once."""
@@ -81,7 +82,7 @@ class Sinks:
         """Let them catch up and end, within SINKS_S; the last news. Safe where nothing was started."""
         started = [watched.child for watched in self._watched if watched.child.started]
         for child in started:
-            child.terminate()
+            child.close_stdin()
         await asyncio.gather(*(child.ended(SINKS_S) for child in started))
         for child in started:
             await child.kill()

@@ -148,6 +148,17 @@ async def test_a_real_sink_follows_the_file_in_a_process_of_its_own(folder):
 
 
 @pytest.mark.asyncio
+async def test_a_sink_whose_run_ends_while_it_is_still_starting_delivers_everything(folder):
+    """Found by a slow machine: SIGTERM ended the process before it could take signals, and with it the records."""
+    watched = Sinks(recipe(tensorboard=True), folder, resume=False)
+    await watched.start()
+    written(folder)
+    assert await watched.close() == []
+    (file,) = (folder / "tensorboard").iterdir()
+    assert file.read_bytes().count(b"loss") == STEPS
+
+
+@pytest.mark.asyncio
 async def test_a_resumed_run_passes_on_only_what_is_new(folder):
     written(folder)
     watched = Sinks(recipe(tensorboard=True), folder, resume=True)
