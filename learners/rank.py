@@ -12,11 +12,9 @@ from asyncrl.buffers.base import Buffer
 from asyncrl.config.recipe import Recipe
 from asyncrl.learners.checkpoint import load
 from asyncrl.learners.commands import Begin, Gather, Train
-from asyncrl.learners.optimize import Optimizer
 from asyncrl.learners.parallel import Sharded
-from asyncrl.learners.shares import as_message, share_of
-from asyncrl.learners.step import train_step
-from asyncrl.learners.trained import load_trained
+from asyncrl.learners.shares import as_message
+from asyncrl.learners.trainer import Trainer
 from asyncrl.schema import decode
 
 
@@ -26,31 +24,17 @@ async def follow(recipe: Recipe, buffer: Buffer, ranks: Sharded, *, model_path: 
     begin = ranks.told()
     assert isinstance(begin, Begin)
     checkpoint = None if begin.checkpoint is None else load(Path(begin.checkpoint))
-    model = load_trained(recipe.model, model_path, checkpoint, seed=recipe.run.seed)
-    ranks.shard(model)
-    optimizer = Optimizer(model, recipe.learner, ranks)
-    if checkpoint is not None:
-        optimizer.load_state_dict(checkpoint.training_state()["optimizer"])
+    trainer = Trainer.load(recipe, model_path, checkpoint, ranks)
     while True:
         command = await asyncio.to_thread(ranks.told)
         if isinstance(command, Train):
             groups = await _fetched(buffer, command, ranks.rank)
-            batch, worth = share_of(groups, version=command.lease.step, recipe=recipe)
-            result = train_step(
-                model,
-                optimizer,
-                batch,
-                worth,
-                objective=recipe.objective,
-                temperature=recipe.collector.sampling.temperature,
-                max_tokens=recipe.learner.max_tokens_per_microbatch,
-                ranks=ranks,
-            )
+            result = trainer.train_share(groups, version=command.lease.step)
             ranks.collect(as_message(result.seen), [])
         elif isinstance(command, Gather) and command.what == "weights":
-            ranks.gather(model, model)
+            ranks.gather(trainer.model, trainer.whole)
         elif isinstance(command, Gather):
-            optimizer.state_dict()
+            trainer.optimizer.state_dict()
         else:
             return
 

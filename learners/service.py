@@ -19,14 +19,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
 
 from asyncrl.buffers.archive import Archive
 from asyncrl.buffers.base import Buffer, BufferError, Fenced, Lease, Limits, MemberStats, Stats
 from asyncrl.config.recipe import Recipe
 from asyncrl.learners import checkpoint as checkpoints
-from asyncrl.learners.advantages import advantages
-from asyncrl.learners.batch import check_lineages, make_batch
+from asyncrl.learners.batch import check_lineages
 from asyncrl.learners.checkpoint import Checkpoint
 from asyncrl.learners.commands import Begin, Gather, Train
 from asyncrl.learners.diagnostics import step_metrics
@@ -34,13 +32,11 @@ from asyncrl.learners.evaluation import Evaluations, stored_evaluations
 from asyncrl.learners.limits import limits_of
 from asyncrl.learners.lora import served_weights
 from asyncrl.learners.model import load_tokenizer, longest_sequence
-from asyncrl.learners.optimize import Optimizer, Update
+from asyncrl.learners.optimize import Update
 from asyncrl.learners.parallel import ALONE, Ranks
-from asyncrl.learners.shares import as_message, balance, combine, group_loads, positions_of, share_of
-from asyncrl.learners.step import train_step
 from asyncrl.learners.summary import summarise
-from asyncrl.learners.trained import load_trained
-from asyncrl.schema import decode, pack, span_weights
+from asyncrl.learners.trainer import Trainer
+from asyncrl.schema import decode, span_weights
 from asyncrl.staleness import Lineages, Weights
 from asyncrl.telemetry.metrics import MetricsWriter
 from asyncrl.weights.base import Publisher
@@ -146,14 +142,8 @@ async def _begin(
         checkpoint, lineage = await _resume(buffer, resume, limits)
     source = model_path if checkpoint is None else checkpoint.folder
     await asyncio.to_thread(ranks.tell, Begin(checkpoint=None if checkpoint is None else str(checkpoint.folder)))
-    model = await asyncio.to_thread(load_trained, recipe.model, model_path, checkpoint, seed=recipe.run.seed)
+    trainer = await asyncio.to_thread(Trainer.load, recipe, model_path, checkpoint, ranks)
     tokenizer = await asyncio.to_thread(load_tokenizer, source, trust_remote_code=trust)
-    whole = await asyncio.to_thread(ranks.shard, model)
-    optimizer = Optimizer(model, recipe.learner, ranks)
-    if checkpoint is not None:
-        state = checkpoint.training_state()
-        optimizer.load_state_dict(state["optimizer"])
-        checkpoints.restore_rng(state["rng"])
     if lineage is None:
         lineage = await buffer.new_lineage(parent=None, limits=limits)
     forks = dict(checkpoint.manifest.forks) if checkpoint else {}
@@ -167,8 +157,8 @@ async def _begin(
             "version": parent.version,
             "parent": list(parent),
             "model": str(source),
-            "attention": model.config._attn_implementation,
-            "device": str(model.device),
+            "attention": trainer.model.config._attn_implementation,
+            "device": str(trainer.model.device),
         }
     )
     return _Learner(
@@ -178,11 +168,9 @@ async def _begin(
         metrics=metrics,
         transport=transport,
         ranks=ranks,
-        model=model,
-        whole=whole,
+        trainer=trainer,
         gathered=parent.version,
         tokenizer=tokenizer,
-        optimizer=optimizer,
         lineage=lineage,
         version=parent.version,
         lineages=Lineages(forks),
@@ -230,11 +218,9 @@ class _Learner:
     metrics: MetricsWriter
     transport: Publisher
     ranks: Ranks
-    model: PreTrainedModel
-    whole: PreTrainedModel  # `model` itself, or where that is sharded a copy of version `gathered`
-    gathered: int
+    trainer: Trainer
+    gathered: int  # the version of `trainer.whole`
     tokenizer: Any
-    optimizer: Optimizer
     lineage: int
     version: int  # V
     lineages: Lineages
@@ -301,7 +287,7 @@ class _Learner:
             self.last_step = time.monotonic()
         if update.skipped:
             log.warning("step %d changed nothing: %s", self.version, update.skipped)
-        self.optimizer.check_progress(update)
+        self.trainer.optimizer.check_progress(update)
         return ended
 
     def _compute(self, lease: Lease, payloads: list[bytes]) -> tuple[dict[str, Any], Update]:
@@ -309,35 +295,17 @@ class _Learner:
         batches = [decode(payload) for payload in payloads]
         for groups in batches:
             check_lineages(span_weights(groups), lineages=self.lineages, current=self.lineage)
-        packed = pack(batches)
-        batch = make_batch(packed, version=lease.step, max_age=self.recipe.buffer.max_trajectory_age)
-        worth = advantages(batch.rewards, batch.groups, self.recipe.objective.advantage)
-        shares = balance(group_loads(batch), self.ranks.size)
-        self.ranks.tell(Train(lease=lease, shares=shares))
-        own, own_worth = batch, worth.values
-        if self.ranks.size > 1:
-            own, own_worth = share_of([batches[n] for n in shares[0]], version=lease.step, recipe=self.recipe)
-        result = train_step(
-            self.model,
-            self.optimizer,
-            own,
-            own_worth,
-            objective=self.recipe.objective,
-            temperature=self.recipe.collector.sampling.temperature,
-            max_tokens=self.recipe.learner.max_tokens_per_microbatch,
-            ranks=self.ranks,
-        )
-        positions = [positions_of(batch, share) for share in shares]
-        parts = self.ranks.collect(as_message(result.seen), [len(at) for at in positions])
-        seen = combine(parts, positions, batch, loss_sum=result.seen.loss_sum)
+        step = self.trainer.prepare(batches, version=lease.step)
+        self.ranks.tell(Train(lease=lease, shares=step.shares))
+        seen, update = self.trainer.train(step)
         Archive(self.run_dir / "archive").write(self.lineage, lease.step, batches)
         record = {
-            **step_metrics(packed, batch, worth, seen),
-            "skipped": bool(result.update.skipped),
-            "grad_norm": result.update.grad_norm,
-            "learning_rate": result.update.learning_rate,
+            **step_metrics(step.packed, step.batch, step.worth, seen),
+            "skipped": bool(update.skipped),
+            "grad_norm": update.grad_norm,
+            "learning_rate": update.learning_rate,
         }
-        return record, result.update
+        return record, update
 
     async def publish(self) -> float:
         """Make the current weights available to collectors; seconds it took. Nothing happens if they are already."""
@@ -347,7 +315,7 @@ class _Learner:
         stats = await self.buffer.stats()
         in_use = in_use_by(stats.members)
         await asyncio.to_thread(self._gather)
-        served = served_weights(self.whole)
+        served = served_weights(self.trainer.whole)
         document = await asyncio.to_thread(
             lambda: self.transport.publish(self.weights, self._as_served(served), tied=served.tied, in_use=in_use)
         )
@@ -373,7 +341,7 @@ class _Learner:
         path = await asyncio.to_thread(
             checkpoints.save,
             folder,
-            model=self.whole,
+            model=self.trainer.whole,
             tokenizer=self.tokenizer,
             training={"optimizer": await asyncio.to_thread(self._optimizer_state)},
             weights=self.weights,
@@ -391,15 +359,15 @@ class _Learner:
         self.metrics.write({**event, "path": str(path)})
 
     def _gather(self) -> None:
-        """Bring `whole` to the current version."""
+        """Bring `trainer.whole` to the current version."""
         if self.gathered != self.version:
             self.ranks.tell(Gather("weights"))
-            self.ranks.gather(self.model, self.whole)
+            self.ranks.gather(self.trainer.model, self.trainer.whole)
             self.gathered = self.version
 
     def _optimizer_state(self) -> dict[str, Any]:
         self.ranks.tell(Gather("optimizer"))
-        return self.optimizer.state_dict()
+        return self.trainer.optimizer.state_dict()
 
     def _write_metrics(self, record: dict[str, Any], stats: Stats) -> None:
         groups = {state.value: count for state, count in stats.states.items()}
@@ -419,7 +387,7 @@ class _Learner:
                 "lost_tokens": dict(stats.lost_tokens),
                 "lost_seconds": dict(stats.lost_seconds),
                 "weights/publish_s": record["publish_s"],
-                "weights/bytes": served_weights(self.whole).elements * itemsize,
+                "weights/bytes": served_weights(self.trainer.whole).elements * itemsize,
                 "collectors": {m.name: m.serving.version if m.serving else None for m in stats.members if m.alive},
                 "waiting": self.waited_for,
             }

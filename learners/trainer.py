@@ -1,0 +1,107 @@
+"""What a learner trains with, and how it trains a step: the same for a run, for each of its ranks and for a replay.
+
+A step is a function of the weights, the optimizer's state, the recipe and the groups in their order. It asks no buffer
+and no clock, so that whoever has the groups can make it again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+from transformers import PreTrainedModel
+
+from asyncrl.config.recipe import Recipe
+from asyncrl.learners.advantages import Advantages, advantages
+from asyncrl.learners.batch import Batch, make_batch
+from asyncrl.learners.checkpoint import Checkpoint, restore_rng
+from asyncrl.learners.optimize import Optimizer, Update
+from asyncrl.learners.parallel import ALONE, Ranks
+from asyncrl.learners.shares import as_message, balance, combine, group_loads, positions_of, share_of
+from asyncrl.learners.step import Seen, StepResult, train_step
+from asyncrl.learners.trained import load_trained
+from asyncrl.schema import Packed, pack
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """The groups of a step, ready to be trained. shares: which of them each rank trains, by their place."""
+
+    version: int  # that the step starts from
+    groups: Sequence[pa.RecordBatch]
+    packed: Packed
+    batch: Batch
+    worth: Advantages
+    shares: list[list[int]]
+
+
+@dataclass(slots=True)
+class Trainer:
+    """A model and its optimizer, between two steps. `whole`: `model` itself, or where that is sharded a copy on rank 0
+    that `Ranks.gather` brings up to date."""
+
+    recipe: Recipe
+    ranks: Ranks
+    model: PreTrainedModel
+    whole: PreTrainedModel
+    optimizer: Optimizer
+
+    @classmethod
+    def load(cls, recipe: Recipe, model_path: Path, checkpoint: Checkpoint | None, ranks: Ranks = ALONE) -> Self:
+        """The initial weights of `model_path`, or where `checkpoint` left them, moments and random numbers included.
+
+        Raises ModelError."""
+        model = load_trained(recipe.model, model_path, checkpoint, seed=recipe.run.seed)
+        whole = ranks.shard(model)
+        optimizer = Optimizer(model, recipe.learner, ranks)
+        if checkpoint is not None:
+            state = checkpoint.training_state()
+            optimizer.load_state_dict(state["optimizer"])
+            restore_rng(state["rng"])
+        return cls(recipe=recipe, ranks=ranks, model=model, whole=whole, optimizer=optimizer)
+
+    def prepare(self, groups: Sequence[pa.RecordBatch], *, version: int) -> Step:
+        """Pack the groups of the step that starts from `version` and deal them out. Raises what `make_batch` raises."""
+        packed = pack(groups)
+        batch = make_batch(packed, version=version, max_age=self.recipe.buffer.max_trajectory_age)
+        return Step(
+            version=version,
+            groups=groups,
+            packed=packed,
+            batch=batch,
+            worth=advantages(batch.rewards, batch.groups, self.recipe.objective.advantage),
+            shares=balance(group_loads(batch), self.ranks.size),
+        )
+
+    def train(self, step: Step) -> tuple[Seen, Update]:
+        """As rank 0, once the other ranks were told to train their shares: one update, and what all ranks saw of the
+        whole batch."""
+        if self.ranks.size == 1:
+            result = self._train(step.batch, step.worth.values)
+        else:
+            result = self.train_share([step.groups[n] for n in step.shares[0]], version=step.version)
+        positions = [positions_of(step.batch, share) for share in step.shares]
+        parts = self.ranks.collect(as_message(result.seen), [len(at) for at in positions])
+        return combine(parts, positions, step.batch, loss_sum=result.seen.loss_sum), result.update
+
+    def train_share(self, groups: Sequence[pa.RecordBatch], *, version: int) -> StepResult:
+        """As any rank of several: the same update, from these groups and those of the others."""
+        batch, worth = share_of(groups, version=version, recipe=self.recipe)
+        return self._train(batch, worth)
+
+    def _train(self, batch: Batch, worth: NDArray[np.float64]) -> StepResult:
+        return train_step(
+            self.model,
+            self.optimizer,
+            batch,
+            worth,
+            objective=self.recipe.objective,
+            temperature=self.recipe.collector.sampling.temperature,
+            max_tokens=self.recipe.learner.max_tokens_per_microbatch,
+            ranks=self.ranks,
+        )
