@@ -3,8 +3,9 @@
     <folder>/store.json       where it listens now: {"url", "pid"}; gone when it is stopped
     <folder>/store/           its append-only file, log and lock
 
-The folder's data outlive the server; a later start on the same folder continues with them. The server does not outlive
-the process that started it, however that process ends.
+The folder's data outlive the server; a later start on the same folder continues with them, and so does `restart`, which
+brings a server that was killed back to where it listened. The server does not outlive the process that started it,
+however that process ends.
 """
 
 from __future__ import annotations
@@ -39,6 +40,22 @@ READY_S = 120.0
 
 STOP_S = 10.0
 """From SIGTERM, which writes the append-only file out, to SIGKILL."""
+
+PERSISTENCE = (
+    'save ""',
+    "appendonly yes",
+    # Nothing is lost with the process, since what it has written is the kernel's; a power cut costs about a second.
+    "appendfsync everysec",
+    # Else a rewrite, which takes seconds for a full buffer, would widen that second to its own length.
+    "no-appendfsync-on-rewrite no",
+    # Groups come and go, so the file grows by all that ever passed. It is rewritten to what is live once it is twice as
+    # long as after the last rewrite: on disk the store takes at most 3 x what is live (old, growth, new) + 64 MiB.
+    "auto-aof-rewrite-percentage 100",
+    "auto-aof-rewrite-min-size 64mb",  # a fork for less than that saves nothing worth having
+    "aof-use-rdb-preamble yes",  # a start reads this form about ten times faster than commands
+    "aof-load-truncated yes",  # a write cut short by a power cut is the newest one: without it all the others are whole
+)
+"""Why the data survive and the file stays bounded."""
 
 
 def find_binary() -> Path:
@@ -98,6 +115,7 @@ class EmbeddedServer:
         self._process: subprocess.Popen[bytes] | None = None
         self._sockets: Path | None = None
         self._lock = -1
+        self._command: tuple[Path, list[str]] | None = None  # the binary, and the lines of where it listens
 
     @property
     def pid(self) -> int:
@@ -118,16 +136,30 @@ class EmbeddedServer:
     async def start(self) -> None:
         binary = find_binary()
         self._data.mkdir(parents=True, exist_ok=True)
+        self._data.chmod(0o700)
         self._lock = await self._take_lock()
         try:
             self._clear_leftovers()
             address, self.url = self._address()
-            self._spawn(binary, address)
+            self._command = (binary, address)
+            self._spawn()
             await self._ready()
             self._write_location()
         except BaseException:
             await self.stop()
             raise
+
+    def restart(self) -> None:
+        """Start it again after it died: the same data at the same address, so that clients need not be told.
+
+        Does not wait until it answers. Clients do that anyway; a server that ends at once has a `returncode` soon.
+        """
+        if self.returncode is None:
+            raise BufferError(f"the store in {self.folder} has not ended")
+        if self._sockets is not None:
+            self._sockets.mkdir(mode=0o700, exist_ok=True)  # cleaners of temporary folders know nothing of runs
+        self._spawn()
+        self._write_location()
 
     async def stop(self) -> None:
         """End the server; its data stay. Safe to call twice."""
@@ -200,21 +232,23 @@ class EmbeddedServer:
         socket = self._sockets / "s"
         return ["port 0", f'unixsocket "{socket}"', "unixsocketperm 700"], f"unix://{socket}?db=0"
 
-    def _spawn(self, binary: Path, address: list[str]) -> None:
+    def _spawn(self) -> None:
+        assert self._command is not None, "`start` sets it"
+        binary, address = self._command
         settings = [
             *address,
             "daemonize no",
             "logfile server.log",
             "maxmemory 0",  # the buffer bounds what it holds; an evicted ticket would be a lost one
             "maxmemory-policy noeviction",
-            "appendonly yes",
-            "appendfsync everysec",
-            'save ""',
+            *PERSISTENCE,
             *([f'requirepass "{_escape(self._password)}"'] if self._password else []),
         ]
         # The configuration goes through stdin: a password is then neither on disk nor in the process list. The tether
         # is run as a program: it is part of the runtime, which the buffer may not import.
-        with (self._data / "start.log").open("wb") as errors:
+        start_log = self._data / "start.log"
+        start_log.touch(mode=0o600)
+        with start_log.open("wb") as errors:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "asyncrl.runtime.tether", str(os.getpid()), "--", str(binary), "-"],
                 cwd=self._data,
@@ -223,6 +257,7 @@ class EmbeddedServer:
                 stderr=errors,
                 pass_fds=(self._lock,),
                 start_new_session=True,  # Ctrl-C ends the learner first, which needs the store for its checkpoint
+                umask=0o077,  # what is trained, and with which prompts, is nobody else's
             )
         assert self._process.stdin is not None
         with suppress(BrokenPipeError):  # it ended at once; `_ready` says why

@@ -32,10 +32,12 @@ def buffer() -> None:
 def serve(listen: str | None, folder: Path, password_env: str | None) -> int:
     """Serve a store until SIGINT or SIGTERM, for `asyncrl learner` and `asyncrl collector`.
 
+    If it is killed it is started again, with its data and at its address.
     An address that other machines can reach needs --password-env.
     """
     from asyncrl.buffers.server import EmbeddedServer
     from asyncrl.runtime import signals
+    from asyncrl.runtime.store_keeper import TICK_S, StoreKeeper
 
     address = _address(listen) if listen else None
     password = None
@@ -49,12 +51,13 @@ def serve(listen: str | None, folder: Path, password_env: str | None) -> int:
         async with server:
             hidden = server.url.replace("://", "://:***@", 1) if password else server.url
             click.echo(f"store {hidden} (data in {server.folder})")
+            keeper = StoreKeeper(server, click.echo)
             stopping = asyncio.ensure_future(stop.wait())
             try:
                 while not stopping.done():
-                    await asyncio.wait({stopping}, timeout=1.0)
-                    if server.returncode is not None:
-                        raise Failure(f"the store ended with code {server.returncode}; its log: {server.log}")
+                    await asyncio.wait({stopping}, timeout=TICK_S)
+                    if (lost := keeper.tend()) is not None:
+                        raise Failure(lost)
             finally:
                 stopping.cancel()
         return 0

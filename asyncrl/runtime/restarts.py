@@ -1,4 +1,4 @@
-"""When a dead collector is started again, and when the run gives up. Pure: time and progress come in as arguments."""
+"""When a dead collector or store is started again, and when the run gives up. Pure: time and progress are arguments."""
 
 from __future__ import annotations
 
@@ -18,6 +18,19 @@ class Restarts:
     def __init__(self) -> None:
         self._deaths: deque[float] = deque()
         self._step = 0
+        self._next: float | None = None
+
+    @property
+    def waiting(self) -> bool:
+        """Whether a death is still to be followed by a start."""
+        return self._next is not None
+
+    def due(self, now: float) -> bool:
+        """Whether the time of that start has come; True once for each death."""
+        if self._next is None or now < self._next:
+            return False
+        self._next = None
+        return True
 
     @property
     def count(self) -> int:
@@ -34,4 +47,6 @@ class Restarts:
         self._deaths.append(now)
         if len(self._deaths) > LIMIT:
             return None
-        return float(min(LONGEST_DELAY_S, FIRST_DELAY_S * 2 ** (len(self._deaths) - 1)))
+        delay = float(min(LONGEST_DELAY_S, FIRST_DELAY_S * 2 ** (len(self._deaths) - 1)))
+        self._next = now + delay
+        return delay

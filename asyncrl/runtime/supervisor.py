@@ -1,7 +1,7 @@
 """`asyncrl run`: store, learner and collector as children of one process that watches them and does nothing else.
 
-It starts what a person could start by hand, with the same commands. The learner's end is the run's end; a collector
-that dies is started again. Whatever happens to this process, no child outlives it (see `tether`).
+It starts what a person could start by hand, with the same commands. The learner's end is the run's end; a collector or
+a store that dies is started again. Whatever happens to this process, no child outlives it (see `tether`).
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from asyncrl.runtime.models import BUILTIN_TINY
 from asyncrl.runtime.preflight import EMBEDDED
 from asyncrl.runtime.restarts import LIMIT, WINDOW_S, Restarts
 from asyncrl.runtime.sinks import Sinks
+from asyncrl.runtime.store_keeper import StoreKeeper
 from asyncrl.runtime.tail import JsonLines
 from asyncrl.telemetry.console import RunConsole
 
@@ -63,10 +64,9 @@ class Supervisor:
         self._learner = self._child("learner", "learner", "-", "--run-dir", str(folder), *["--resume"] * resume)
         self._collector = self._child("collector-0", "collector", "--run", recipe.run.name, "--name", "collector-0")
         self._restarts = Restarts()
-        self._restart_at: float | None = None
         self._step = 0
         self._moved = time.monotonic()
-        self._server: EmbeddedServer | None = None
+        self._keeper: StoreKeeper | None = None
         self._store: Store | None = None
         self._buffer: RedisBuffer | None = None
         self._stats: Stats | None = None
@@ -96,8 +96,9 @@ class Supervisor:
         if self._recipe.buffer.url != EMBEDDED:
             yield self._recipe.buffer.url
             return
-        async with EmbeddedServer(self._folder) as self._server:
-            yield self._server.url
+        async with EmbeddedServer(self._folder) as server:
+            self._keeper = StoreKeeper(server, self._console.note)
+            yield server.url
 
     def _beginning(self) -> str:
         """What a person reads while nothing else can be shown yet."""
@@ -116,12 +117,13 @@ class Supervisor:
         try:
             while True:
                 await self._next_event(stopping)
+                lost = None if self._keeper is None else self._keeper.tend(self._step)
                 await self._look(url)
                 if stop.is_set():
                     return await self._stop_all()
                 if not self._learner.running:
                     return await self._learner_ended()
-                if (failure := self._trouble()) is not None:
+                if (failure := lost or self._trouble()) is not None:
                     self.failure = failure
                     await self._stop_all()
                     return 1
@@ -133,14 +135,12 @@ class Supervisor:
 
     async def _next_event(self, stopping: asyncio.Task[bool]) -> None:
         waited: set[asyncio.Task[Any]] = {stopping, self._learner.exited}
-        if self._restart_at is None and self._collector.running:
+        if not self._restarts.waiting and self._collector.running:
             waited.add(self._collector.exited)
         await asyncio.wait(waited, timeout=TICK_S, return_when=asyncio.FIRST_COMPLETED)
 
     def _trouble(self) -> str | None:
         """What ends the run besides its processes' own ends."""
-        if self._server is not None and self._server.returncode is not None:
-            return f"the store ended with code {self._server.returncode}; its log: {self._server.log}"
         if self._stats is not None and (
             failed := nothing_usable(self._stats, groups_per_step=self._recipe.learner.groups_per_step)
         ):
@@ -154,9 +154,8 @@ class Supervisor:
     async def _tend_collector(self, environment: dict[str, str]) -> int | None:
         """Start the collector again where it died; an exit code where that cannot help."""
         now = time.monotonic()
-        if self._restart_at is not None:
-            if now >= self._restart_at:
-                self._restart_at = None
+        if self._restarts.waiting:
+            if self._restarts.due(now):
                 await self._collector.start(environment)
             return None
         if self._collector.running or (self._stats is not None and self._stats.phase == "ended"):
@@ -177,7 +176,6 @@ class Supervisor:
             f"{self._collector.name} ended with code {code}; starting it again in {delay:.0f} s "
             f"({self._restarts.count} of {LIMIT}); its log: {self._collector.log}"
         )
-        self._restart_at = now + delay
         return None
 
     async def _learner_ended(self) -> int:
@@ -212,15 +210,19 @@ class Supervisor:
             self._console.on_record(record)
         for line in self._sinks.news():
             self._console.note(line)
-        # A store that does not answer now is no reason to end a run that the learner goes on with: the last
-        # snapshot stays on the console, and the processes that need the store have deadlines of their own.
-        with suppress(BufferError, OSError, TimeoutError):
-            async with asyncio.timeout(STATS_S):
-                if self._store is None:
-                    self._store = await open_store(url)
-                if self._buffer is None:
-                    self._buffer = await self._store.find_run(self._recipe.run.name)
-                if self._buffer is not None:
-                    self._stats = await self._buffer.stats()
+        if self._keeper is None or not self._keeper.down:
+            # A store that does not answer now is no reason to end a run that the learner goes on with: the last
+            # snapshot stays on the console, and the processes that need the store have deadlines of their own.
+            with suppress(BufferError, OSError, TimeoutError):
+                async with asyncio.timeout(STATS_S):
+                    await self._ask(url)
         if self._stats is not None:
             self._console.on_stats({**dataclasses.asdict(self._stats), "reasons": self._stats.lost})
+
+    async def _ask(self, url: str) -> None:
+        if self._store is None:
+            self._store = await open_store(url)
+        if self._buffer is None:
+            self._buffer = await self._store.find_run(self._recipe.run.name)
+        if self._buffer is not None:
+            self._stats = await self._buffer.stats()

