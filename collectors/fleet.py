@@ -47,6 +47,7 @@ class Host:
     make: Callable[[], MeteredEngine]
     engine: MeteredEngine
     failed: str = ""  # why it takes no work now
+    failed_since: float = 0.0  # monotonic seconds; of the last failure
     restarts: int = 0  # since a request last finished
     decoding: set[str] = field(default_factory=set)  # ids of requests that need a slot
     _mark: tuple[int, int] = (0, 0)
@@ -136,7 +137,7 @@ class Fleet:
         there already: what the old one left behind ends late."""
         if host.engine is engine and not host.failed:
             logger.error("engine %s failed: %s", host.engine.name, why)
-            host.failed = why
+            host.failed, host.failed_since = why, time.monotonic()
             self.broken.set()
 
     def fail_still(self, limit_s: float) -> None:

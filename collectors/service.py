@@ -54,6 +54,7 @@ from asyncrl.collectors.scoring import (
     unscored_reason,
 )
 from asyncrl.collectors.updates import Updates
+from asyncrl.collectors.waits import waits_of
 from asyncrl.config.recipe import Recipe
 from asyncrl.schema import Trajectory
 from asyncrl.staleness import Weights
@@ -280,6 +281,12 @@ class Session:
             "weights_paused_s": sum(host.engine.paused_s for host in self.fleet.hosts),
             "weights_error": self.updates.error,
             "staging": list(self.updates.staging) if self.updates.staging else None,
+            "waits": waits_of(
+                self.fleet,
+                self.updates,
+                deadline_s=self.recipe.weights.deadline_s,
+                still_limit_s=self.recipe.collector.group_timeout_s,
+            ),
             "running_groups": len(self.groups),
             "scored": self.scored,
             "failures": dict(self.failures),

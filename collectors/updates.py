@@ -48,6 +48,9 @@ class Updates:
         self.newest: Weights | None = None
         self.staging: Weights | None = None
         self.error = ""  # of the last try, "" once one succeeded
+        # Since when, monotonic: without weights; weights on their way; arrived, `hold` is another's; the try failed.
+        self.began = self.staging_since = self.failed_since = time.monotonic()
+        self.holding_since: float | None = None
         self.hold = asyncio.Lock()
         """Who holds it keeps the served weights as they are: an evaluation, for as long as it runs."""
         self._fleet, self._buffer = fleet, buffer
@@ -84,16 +87,16 @@ class Updates:
             # Work of dead weights ends now: the new ones may take long to come.
             await self._on_change()
             try:
-                self.staging = weights
+                self.staging, self.staging_since = weights, time.monotonic()
                 await self._take(weights, document)
                 self.error, pause = "", FIRST_PAUSE_S
             except WeightsGone as error:
                 logger.info("%s are gone already (%s): taking the newest", tuple(weights), error)
             except WeightsError as error:
-                self.error = str(error)
+                self.error, self.failed_since = str(error), time.monotonic()
                 logger.error("cannot take %s, still serving %s: %s", tuple(weights), self._fleet.oldest, error)
             finally:
-                self.staging = None
+                self.staging = self.holding_since = None
             await self._on_change()
             if self._behind(weights):
                 try:
@@ -132,7 +135,9 @@ class Updates:
         engines = {host: host.engine for host in self._behind(weights)}
         await all_or_nothing(self._stage(host, staged) for host in engines)
         seconds = time.perf_counter() - began
+        self.holding_since = time.monotonic()
         async with self.hold:
+            self.holding_since = None
             # One that failed since, or came back without what was staged, gets the weights in another round.
             ready = [host for host, engine in engines.items() if not host.failed and host.engine is engine]
             await all_or_nothing(self._activate(host) for host in ready)

@@ -1,0 +1,49 @@
+"""What a collector waits for inside itself, since when, and who ends it: goes out with every beat.
+
+What it waits for in the store (an admissible ticket) the store knows by itself.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TypedDict
+
+from asyncrl.collectors.fleet import Fleet
+from asyncrl.collectors.updates import Updates
+
+STILL_S = 5.0
+"""An engine with work that made no token for so long is named. Shorter pauses are ordinary: weights, a long prompt."""
+
+Wait = TypedDict("Wait", {"for": str, "since": float, "by": str})
+"""As in a beat's `info`: what is waited for; since when, unix seconds; who or what ends the wait."""
+
+
+def waits_of(fleet: Fleet, updates: Updates, *, deadline_s: float, still_limit_s: float) -> list[Wait]:
+    """Everything that holds work up now; [] while the collector works. deadline_s: of a transfer of weights.
+    still_limit_s: after which an engine that makes no token is started again."""
+    now, here = time.time(), time.monotonic()
+    found: list[Wait] = []
+
+    def add(what: str, since: float, by: str) -> None:
+        found.append({"for": what, "since": round(now - (here - since), 3), "by": by})
+
+    if updates.staging is not None:
+        lineage, version = updates.staging
+        if updates.holding_since is not None:
+            what = f"the end of an evaluation, to serve lineage {lineage} version {version}"
+            add(what, updates.holding_since, "this collector's engines, which answer it")
+        else:
+            what = f"the weights of lineage {lineage} version {version} to arrive"
+            add(what, updates.staging_since, f"their transport, within {deadline_s:.0f} s")
+    elif updates.error:
+        add(f"weights that it can take: {updates.error}", updates.failed_since, "the learner, which publishes the next")
+    elif fleet.oldest is None and not any(host.failed for host in fleet.hosts):
+        add("weights, of which none were announced", updates.began, "a learner")
+    for host in fleet.hosts:
+        if host.failed:
+            what = f"engine {host.engine.name}, which failed: {host.failed}"
+            add(what, host.failed_since, "this collector, which starts it again")
+        elif (still := host.still_s(here)) > STILL_S:
+            what = f"a token of engine {host.engine.name}, which has {len(host.decoding)} requests"
+            add(what, here - still, f"the engine; it is started again after {still_limit_s:.0f} s")
+    return found
