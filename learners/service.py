@@ -34,6 +34,7 @@ from asyncrl.learners.lora import served_weights
 from asyncrl.learners.model import load_tokenizer, longest_sequence
 from asyncrl.learners.optimize import Update
 from asyncrl.learners.parallel import ALONE, Ranks
+from asyncrl.learners.phase import Phase, PhaseFile
 from asyncrl.learners.summary import summarise
 from asyncrl.learners.trainer import Trainer
 from asyncrl.schema import decode, span_weights
@@ -78,8 +79,10 @@ async def learn(
     metrics = MetricsWriter(run_dir / "metrics.jsonl")
     evaluations = Evaluations(buffer, run_dir / "eval", metrics, prompts=recipe.eval.prompts)
     transport = publisher(recipe.weights, recipe.run.name)
+    phase = PhaseFile(run_dir)
+    phase.enter(Phase.STARTING)
     try:
-        learner = await _begin(recipe, buffer, run_dir, model_path, resume, metrics, transport, ranks)
+        learner = await _begin(recipe, buffer, run_dir, model_path, resume, metrics, transport, ranks, phase)
         try:
             await _train(learner, evaluations, stop)
         except Fenced:
@@ -91,6 +94,7 @@ async def learn(
         await evaluations.cancel()
         transport.close()
         metrics.close()
+        phase.enter(Phase.ENDED)
 
 
 async def _train(learner: _Learner, evaluations: Evaluations, stop: asyncio.Event) -> None:
@@ -113,9 +117,11 @@ async def _train(learner: _Learner, evaluations: Evaluations, stop: asyncio.Even
         return
     await learner.publish()
     if recipe.eval.at_end and await learner.anyone_alive():
+        learner.enter(Phase.EVALUATING)
         await evaluations.wait(recipe.weights.deadline_s, stop)  # that of the start, if it is still open
         await evaluations.request(learner.weights)
     await learner.checkpoint()
+    learner.enter(Phase.EVALUATING)
     await evaluations.wait(recipe.weights.deadline_s + EVALUATION_S, stop)
     await buffer.finish()
     await learner.summarise(stopped=False)
@@ -130,6 +136,7 @@ async def _begin(
     metrics: MetricsWriter,
     transport: Publisher,
     ranks: Ranks,
+    phase: PhaseFile,
 ) -> _Learner:
     """Load what is trained, then open a new lineage: from here on an older learner of the run is fenced."""
     trust = recipe.model.trust_remote_code
@@ -168,6 +175,7 @@ async def _begin(
         metrics=metrics,
         transport=transport,
         ranks=ranks,
+        phase=phase,
         trainer=trainer,
         gathered=parent.version,
         tokenizer=tokenizer,
@@ -218,6 +226,7 @@ class _Learner:
     metrics: MetricsWriter
     transport: Publisher
     ranks: Ranks
+    phase: PhaseFile
     trainer: Trainer
     gathered: int  # the version of `trainer.whole`
     tokenizer: Any
@@ -236,6 +245,10 @@ class _Learner:
     def weights(self) -> Weights:
         return Weights(self.lineage, self.version)
 
+    def enter(self, phase: Phase) -> None:
+        """Say what the learner does from now on, for the step it is at."""
+        self.phase.enter(phase, step=self.version + 1)
+
     async def anyone_alive(self) -> bool:
         """Whether a collector is left that could run the final evaluation; says so if not."""
         alive = any(member.alive for member in (await self.buffer.stats()).members)
@@ -247,6 +260,7 @@ class _Learner:
         """The batch of the next step, however long it takes; None when `stop` is set. Raises LearnerError when no step
         was made for `run.no_progress_s`, naming what is missing."""
         self.waited_for = ""
+        self.enter(Phase.LEASING)
         while not stop.is_set():
             self.ranks.check()
             answer = await self.buffer.lease(self.lineage, self.version, wait_s=ROUND_S)
@@ -266,6 +280,7 @@ class _Learner:
         """Train a batch and everything that follows from it; whether it was the run's last."""
         leased_at = time.monotonic()
         wait_s = leased_at - self.last_step
+        self.enter(Phase.TRAINING)
         payloads = await self.buffer.payloads(lease)
         record, update = await asyncio.to_thread(self._compute, lease, payloads)
         train_s = time.monotonic() - leased_at
@@ -311,6 +326,7 @@ class _Learner:
         """Make the current weights available to collectors; seconds it took. Nothing happens if they are already."""
         if self.published == self.version:
             return 0.0
+        self.enter(Phase.PUBLISHING)
         started = time.monotonic()
         stats = await self.buffer.stats()
         in_use = in_use_by(stats.members)
@@ -336,6 +352,7 @@ class _Learner:
         """Save the current version, unless it is saved already. Its commit was acknowledged before."""
         if self.saved == self.version:
             return
+        self.enter(Phase.CHECKPOINTING)
         folder = self.run_dir / "checkpoints"
         await asyncio.to_thread(self._gather)
         path = await asyncio.to_thread(
