@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -52,7 +52,7 @@ class Archive:
         table = pack(batches).table
         for name, value in (("trained_lineage", lineage), ("trained_version", step)):
             table = table.append_column(name, pa.array(np.full(table.num_rows, value, np.int32)))
-        path = self.folder / f"step-{lineage:04d}-{step:06d}.parquet"
+        path = self._path(Weights(lineage, step))
         temporary = path.with_suffix(".tmp")
         try:
             pq.write_table(table, temporary, compression="zstd")
@@ -62,6 +62,9 @@ class Archive:
             temporary.unlink(missing_ok=True)
         _sync(self.folder)
         return path
+
+    def _path(self, step: Weights) -> Path:
+        return self.folder / f"step-{step.lineage:04d}-{step.version:06d}.parquet"
 
     def parts(self) -> dict[Weights, Path]:
         """Every part, dead ones too, by (lineage, step), ascending."""
@@ -87,6 +90,16 @@ class Archive:
             if name not in parts:
                 raise FileNotFoundError(f"{self.folder}: no part of lineage {name.lineage} step {name.version}")
         return [parts[name] for name in wanted]
+
+    def tickets(self, step: Weights) -> list[tuple[int, int]]:
+        """(ordinal, attempt) of each group that a step (lineage, version it started from) trained, in that order.
+
+        Raises FileNotFoundError that names the step if it has no part."""
+        path = self._path(step)
+        if not path.exists():
+            raise FileNotFoundError(f"{self.folder}: no part of lineage {step.lineage} step {step.version}")
+        rows = pq.read_table(path, columns=["ticket", "attempt"]).to_pydict()
+        return list(dict.fromkeys(zip(rows["ticket"], rows["attempt"], strict=True)))
 
     def table(self, branch: Branch | None = None, columns: Sequence[str] | None = None) -> pa.Table:
         """Rows of a branch (left out: the surviving one), by step and in the order trained; `columns` limits what is
@@ -129,6 +142,24 @@ class Trained:
         self.order.append((step, tickets))
         for ticket in tickets:
             self.uses.setdefault(ticket, []).append(step)
+
+
+def branch_to(weights: Weights, forks: Mapping[int, tuple[int, int]]) -> list[Stretch]:
+    """The steps that made `weights`, given where each lineage forked: each lineage from there to where its child did.
+
+    The root lineage 0 trains nothing.
+
+    >>> branch_to(Weights(2, 4), {1: (0, 0), 2: (1, 3)})
+    [Stretch(lineage=1, first_step=0, last_step=2), Stretch(lineage=2, first_step=3, last_step=3)]
+    """
+    branch: list[Stretch] = []
+    lineage, end = weights
+    while lineage > 0:
+        parent, forked = forks[lineage]
+        if forked < end:
+            branch.append(Stretch(lineage, forked, end - 1))
+        lineage, end = parent, min(end, forked)
+    return branch[::-1]
 
 
 def surviving(steps: Iterable[Weights]) -> list[Stretch]:

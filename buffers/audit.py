@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from asyncrl.buffers.archive import Archive, Stretch, Trained
+from asyncrl.buffers.archive import Archive, Stretch, Trained, branch_to
 from asyncrl.buffers.base import LIVE, Buffer, Limits, State, Stats, TicketRow
 from asyncrl.staleness import Weights, due, due_test, in_window
 
@@ -61,18 +61,8 @@ async def audit(buffer: Buffer, archive: Archive | None) -> Report:
 
 
 def branch_of(stats: Stats) -> list[Stretch]:
-    """The steps that made the current weights: each lineage from where it forked to where its child did.
-
-    The root lineage 0 trains nothing.
-    """
-    branch: list[Stretch] = []
-    lineage, end = stats.lineage, stats.version
-    while lineage > 0:
-        parent, forked = stats.forks[lineage]
-        if forked < end:
-            branch.append(Stretch(lineage, forked, end - 1))
-        lineage, end = parent, min(end, forked)
-    return branch[::-1]
+    """The steps that made the current weights."""
+    return branch_to(Weights(stats.lineage, stats.version), stats.forks)
 
 
 def ledger_problems(stats: Stats, rows: Sequence[TicketRow], limits: Limits) -> list[str]:

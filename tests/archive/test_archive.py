@@ -60,6 +60,14 @@ def test_doing_a_step_again_overwrites_its_part(tmp_path):
     assert archive.table()["ticket"].to_pylist() == [1, 1]
 
 
+def test_which_attempts_a_step_trained_is_read_from_its_part_alone(tmp_path):
+    archive = Archive(tmp_path)
+    archive.write(1, 0, [batch(5, 0), batch(3, 0)])
+    assert archive.tickets(Weights(1, 0)) == [(5, 1), (3, 1)]
+    with pytest.raises(FileNotFoundError, match="lineage 1 step 1"):
+        archive.tickets(Weights(1, 1))
+
+
 def test_ages_uses_and_order_come_from_the_parts_alone(tmp_path):
     archive = Archive(tmp_path)
     archive.write(1, 0, [batch(0, 0), batch(1, 0)])
