@@ -141,15 +141,19 @@ def split_rows(lengths: Sequence[int], budget: int) -> list[list[int]]:
     return portions
 
 
-def microbatches(batch: Batch, budget: int) -> list[Microbatch]:
-    """The rows that have a trained token, split by `budget` tokens; together they hold every trained token once."""
-    cu = np.concatenate([[0], np.cumsum(batch.lengths)])
-    trained = batch.trained.numpy()
-    rows = [row for row in range(len(batch.lengths)) if trained[cu[row] : cu[row + 1]].any()]
+def microbatches(batch: Batch, among: NDArray[np.bool_], budget: int) -> list[Microbatch]:
+    """Rows that have a trained token, split by `budget` tokens; together they hold every trained token once.
+
+    among bool [rows]: which rows are asked for."""
+    ends = np.cumsum(batch.lengths)
+    starts = ends - batch.lengths
+    row_of = np.repeat(np.arange(len(batch.lengths)), batch.lengths)
+    trained = np.bincount(row_of[batch.trained.numpy()], minlength=len(batch.lengths)) > 0
+    rows = np.flatnonzero(trained & among)
     result = []
-    for portion in split_rows([int(batch.lengths[row]) for row in rows], budget):
-        chosen = [rows[index] for index in portion]
-        positions = np.concatenate([np.arange(cu[row], cu[row + 1]) for row in chosen])
+    for portion in split_rows(batch.lengths[rows].tolist(), budget):
+        chosen = rows[portion]
+        positions = np.concatenate([np.arange(starts[row], ends[row]) for row in chosen])
         lengths = np.concatenate([[0], np.cumsum(batch.lengths[chosen])])
         result.append(Microbatch(positions=torch.from_numpy(positions), cu_seqlens=torch.from_numpy(lengths)))
     return result

@@ -29,7 +29,8 @@ PACKED = "asyncrl_packed"
 
 # Attention pads sequences to the longest of their bucket. Down to this share of it, one call costs less than two.
 SHORTEST_IN_BUCKET = 0.75
-# Below this many tokens attention is all call overhead: such sequences share a bucket whatever their lengths.
+# Up to this many tokens attention is all call overhead: such sequences share a bucket whatever their lengths, and on a
+# CPU the few products that attention consists of take half the time of the fused kernel, whose blocks they leave empty.
 SHORT = 64
 
 # Rotary embeddings whose frequencies depend on the longest position in the batch: packing would couple sequences.
@@ -148,7 +149,6 @@ def packed_attention(
         )
     if query.shape[0] != 1 or query.shape[2] != layout.size:
         raise RuntimeError(f"packed attention got queries {tuple(query.shape)} for a pack of {layout.size} tokens")
-    groups = query.shape[1] // key.shape[1]
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))  # [M, heads, head_dim]
     outputs = []
     for positions, rows, longest in layout.buckets:
@@ -157,33 +157,40 @@ def packed_attention(
             taken = x if layout.back is None else x.index_select(0, positions)
             return taken.reshape(rows, longest, *x.shape[1:]).transpose(1, 2)
 
-        bucket_k, bucket_v = (take(x).repeat_interleave(groups, dim=1) if groups > 1 else take(x) for x in (k, v))
-        output = _causal(take(q), bucket_k, bucket_v, scaling, dropout, sliding_window, softcap)
+        output = _causal(take(q), take(k), take(v), scaling, dropout, sliding_window, softcap)
         outputs.append(output.transpose(1, 2).flatten(0, 1))
     if layout.back is None:
         return outputs[0][None], None
-    return torch.cat(outputs).index_select(0, layout.back)[None], None
+    together = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+    return together.index_select(0, layout.back)[None], None
 
 
 def _causal(
     q: Tensor, k: Tensor, v: Tensor, scaling: float | None, dropout: float, window: int | None, softcap: float | None
 ) -> Tensor:
-    """q, k, v [rows, heads, length, head_dim]; every row is causal from its own start."""
-    length = q.shape[2]
+    """q [rows, heads, length, head_dim], k and v [rows, kv_heads, length, head_dim] -> as q; every row is causal from
+    its own start."""
+    rows, heads, length, head_dim = q.shape
+    kv_heads = k.shape[1]
     windowed = window is not None and window < length
-    if not windowed and softcap is None:
+    if not windowed and softcap is None and not (length <= SHORT and q.device.type == "cpu"):
+        k, v = (x.repeat_interleave(heads // kv_heads, dim=1) for x in (k, v))
         return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=length > 1, scale=scaling)
     distance = torch.arange(length, device=q.device)
     distance = distance[:, None] - distance[None, :]
-    seen = distance >= 0
-    if window is not None:
-        seen &= distance < window
+    hidden = distance < 0 if window is None else (distance < 0) | (distance >= window)
+    bias = torch.zeros(length, length, dtype=q.dtype, device=q.device).masked_fill(hidden, -math.inf)
+    bias = bias.repeat(heads // kv_heads, 1)
+    # Heads that share keys and values lie behind each other, as if they were one head with more queries: no copies.
+    q = q.reshape(rows * kv_heads, -1, head_dim)
+    k, v = (x.reshape(rows * kv_heads, length, head_dim) for x in (k, v))
+    scale = head_dim**-0.5 if scaling is None else scaling
     if softcap is None:
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=seen, dropout_p=dropout, scale=scaling)
-    scores = q @ k.transpose(2, 3) * (q.shape[-1] ** -0.5 if scaling is None else scaling)
-    scores = (softcap * torch.tanh(scores / softcap)).masked_fill(~seen, -math.inf)
+        scores = torch.baddbmm(bias, q, k.transpose(1, 2), alpha=scale)
+    else:
+        scores = softcap * torch.tanh(torch.bmm(q, k.transpose(1, 2)) * (scale / softcap)) + bias
     weights = F.dropout(torch.softmax(scores, dim=-1, dtype=torch.float32), p=dropout)
-    return weights.to(v.dtype) @ v
+    return torch.bmm(weights.to(v.dtype), v).view(rows, heads, length, head_dim)
 
 
 ALL_ATTENTION_FUNCTIONS.register(PACKED, packed_attention)

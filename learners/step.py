@@ -70,6 +70,10 @@ def accumulate(
     advantages float64 [rows]. The caller divides once, by the `tokens` of the answer: the gradient is then the same for
     every `max_tokens`. A rank with fewer micro-batches than another makes passes that add exactly 0, since each pass
     gathers the weights from all ranks.
+
+    A group in which nobody is better than anybody, each advantage 0, has the loss 0 whatever the weights: its tokens
+    pass through the model to be accounted for, ratio and divergence as all others', and without a gradient, which
+    is twice as much work as the rest. They are in the denominator like any other.
     """
     device = next(model.parameters()).device
     if model.config._attn_implementation != PACKED:
@@ -79,37 +83,43 @@ def accumulate(
     logprobs, ratio = torch.zeros(total), torch.zeros(total)
     included, clipped = torch.zeros(total, dtype=torch.bool), torch.zeros(total, dtype=torch.bool)
     loss_sum = 0.0
-    portions = microbatches(batch, max_tokens)
-    for _ in range(ranks.most(len(portions)) - len(portions)):
-        _pass_along(model, device)
-    for micro in portions:
-        at = micro.positions
-        behaviour, trained = batch.behaviour[at].to(device), batch.trained[at].to(device)
-        current = token_logprobs(
-            model,
-            batch.token_ids[at].to(device),
-            micro.cu_seqlens,
-            temperature=temperature,
-            share_prefixes=True,  # the members of a group follow each other
-        )
-        mask = trained & torch.isfinite(current)
-        # Left-out tokens are replaced before the surrogate: a NaN there would survive any mask put on it afterwards.
-        current = torch.where(mask, current, behaviour)
-        terms = ppo_clip(
-            current,
-            behaviour,
-            per_token[at].to(device),
-            epsilon=objective.epsilon,
-            epsilon_high=objective.epsilon_high,
-        )
-        loss = token_sum(terms.loss, mask)
-        torch.autograd.backward(loss)
-        loss_sum += float(loss.detach())
-        zero = torch.zeros((), device=device)
-        included[at] = mask.cpu()
-        logprobs[at] = torch.where(mask, current.detach(), zero).cpu()
-        ratio[at] = torch.where(mask, terms.ratio, zero).cpu()
-        clipped[at] = (terms.clipped & mask).cpu()
+    teaches = np.isin(batch.groups, batch.groups[advantages != 0])
+    for rows, graded in ((~teaches, False), (teaches, True)):
+        portions = microbatches(batch, rows, max_tokens)
+        # One pass with a gradient at least, and last: a step in which no group teaches is an update by zeros (see
+        # `Optimizer`), and only a backward pass makes a sharded model let go of the weights that it has gathered.
+        for _ in range(ranks.most(max(len(portions), int(graded))) - len(portions)):
+            _pass_along(model, device, graded=graded)
+        for micro in portions:
+            at = micro.positions
+            behaviour, trained = batch.behaviour[at].to(device), batch.trained[at].to(device)
+            with torch.set_grad_enabled(graded):
+                current = token_logprobs(
+                    model,
+                    batch.token_ids[at].to(device),
+                    micro.cu_seqlens,
+                    temperature=temperature,
+                    share_prefixes=True,  # the members of a group follow each other
+                )
+                mask = trained & torch.isfinite(current)
+                # Left-out tokens are replaced before the surrogate: a NaN there would survive any mask put on it later.
+                current = torch.where(mask, current, behaviour)
+                terms = ppo_clip(
+                    current,
+                    behaviour,
+                    per_token[at].to(device),
+                    epsilon=objective.epsilon,
+                    epsilon_high=objective.epsilon_high,
+                )
+                loss = token_sum(terms.loss, mask)
+            if graded:
+                torch.autograd.backward(loss)
+                loss_sum += float(loss.detach())
+            zero = torch.zeros((), device=device)
+            included[at] = mask.cpu()
+            logprobs[at] = torch.where(mask, current.detach(), zero).cpu()
+            ratio[at] = torch.where(mask, terms.ratio, zero).cpu()
+            clipped[at] = (terms.clipped & mask).cpu()
     tokens = int(included.sum())
     return Seen(
         loss_sum=loss_sum,
@@ -121,10 +131,13 @@ def accumulate(
     )
 
 
-def _pass_along(model: PreTrainedModel, device: torch.device) -> None:
+def _pass_along(model: PreTrainedModel, device: torch.device, *, graded: bool) -> None:
     """A pass that trains nothing, over the shortest sequence that has a prediction."""
-    logprobs = token_logprobs(model, torch.zeros(2, dtype=torch.int64, device=device), torch.tensor([0, 2]))
-    torch.autograd.backward(token_sum(logprobs, torch.zeros(2, dtype=torch.bool, device=device)))
+    with torch.set_grad_enabled(graded):
+        logprobs = token_logprobs(model, torch.zeros(2, dtype=torch.int64, device=device), torch.tensor([0, 2]))
+        loss = token_sum(logprobs, torch.zeros(2, dtype=torch.bool, device=device))
+    if graded:
+        torch.autograd.backward(loss)
 
 
 def train_step(

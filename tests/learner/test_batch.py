@@ -40,7 +40,7 @@ def test_unscored_rows_and_non_finite_logprobs_are_left_out_and_counted(make_row
     assert batch.ages[batch.trained].tolist() == [2] * 5
     assert batch.ages[~batch.trained].tolist() == [-1] * (len(batch.ages) - 5)
     assert batch.behaviour.isfinite().all()
-    positions = np.concatenate([micro.positions.numpy() for micro in microbatches(batch, 4)])
+    positions = np.concatenate([micro.positions.numpy() for micro in microbatches(batch, np.ones(4, bool), 4)])
     assert sorted(positions.tolist()) == [*range(5), *range(8, 16)]  # the unscored row does not go through the model
 
 
@@ -53,7 +53,9 @@ def test_micro_batches_hold_every_trained_token_once_whatever_the_budget(make_ro
         rows.append(make_row([1] * p, [2] * c, [-1.0] * c, reward=reward, member=member))
     batch = make_batch(pack([to_batch(make_group(rows))]), version=0, max_age=0)
     seen = np.zeros(len(batch.token_ids), int)
-    for micro in microbatches(batch, data.draw(st.integers(1, 30))):
+    half = np.array([data.draw(st.booleans()) for _ in rows])
+    budget = data.draw(st.integers(1, 30))
+    for micro in microbatches(batch, half, budget) + microbatches(batch, ~half, budget):
         np.add.at(seen, micro.positions.numpy(), 1)
         assert int(micro.cu_seqlens[-1]) == len(micro.positions)
     assert (seen[batch.trained.numpy()] == 1).all()
