@@ -21,6 +21,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import socket
 import time
 import uuid
 from collections import Counter
@@ -287,6 +289,8 @@ class Session:
                 deadline_s=self.recipe.weights.deadline_s,
                 still_limit_s=self.recipe.collector.group_timeout_s,
             ),
+            "pid": os.getpid(),
+            "host": socket.gethostname(),
             "running_groups": len(self.groups),
             "scored": self.scored,
             "failures": dict(self.failures),
