@@ -12,6 +12,7 @@ import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from asyncrl.schema import pack
+from asyncrl.schema import check_schema, pack, validate
 from asyncrl.staleness import Weights, age
 
 _PART = re.compile(r"step-(\d{4,})-(\d{6,})\.parquet")
@@ -66,6 +67,12 @@ class Archive:
     def _path(self, step: Weights) -> Path:
         return self.folder / f"step-{step.lineage:04d}-{step.version:06d}.parquet"
 
+    def _existing(self, step: Weights) -> Path:
+        path = self._path(step)
+        if not path.exists():
+            raise FileNotFoundError(f"{self.folder}: no part of lineage {step.lineage} step {step.version}")
+        return path
+
     def parts(self) -> dict[Weights, Path]:
         """Every part, dead ones too, by (lineage, step), ascending."""
         found = {}
@@ -95,11 +102,27 @@ class Archive:
         """(ordinal, attempt) of each group that a step (lineage, version it started from) trained, in that order.
 
         Raises FileNotFoundError that names the step if it has no part."""
-        path = self._path(step)
-        if not path.exists():
-            raise FileNotFoundError(f"{self.folder}: no part of lineage {step.lineage} step {step.version}")
+        path = self._existing(step)
         rows = pq.read_table(path, columns=["ticket", "attempt"]).to_pydict()
         return list(dict.fromkeys(zip(rows["ticket"], rows["attempt"], strict=True)))
+
+    def groups(self, step: Weights) -> list[pa.RecordBatch]:
+        """The groups that a step (lineage, version it started from) trained, in that order, as its learner had them.
+
+        Raises FileNotFoundError that names the step if it has no part, ValueError that names the file if that is
+        damaged, of another schema, or holds what a learner would refuse."""
+        path = self._existing(step)
+        try:
+            table = pq.read_table(path)
+            check_schema(table.schema)
+            rows = pa.concat_batches(table.to_batches())
+            cuts = np.flatnonzero(np.diff(rows.column("ticket").to_numpy())) + 1  # a group's rows follow each other
+            groups = [rows.slice(first, last - first) for first, last in pairwise([0, *cuts, rows.num_rows])]
+            for group in groups:
+                validate(group)
+        except (pa.ArrowException, OSError, ValueError) as error:
+            raise ValueError(f"{path}: {error}") from error
+        return groups
 
     def table(self, branch: Branch | None = None, columns: Sequence[str] | None = None) -> pa.Table:
         """Rows of a branch (left out: the surviving one), by step and in the order trained; `columns` limits what is

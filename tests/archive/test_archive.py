@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncrl.buffers.archive import Archive, Stretch, surviving
-from asyncrl.schema import SCHEMA, Group, Trajectory, VersionSpan, to_batch
+from asyncrl.schema import SCHEMA, Group, Trajectory, VersionSpan, pack, to_batch
 from asyncrl.staleness import Weights
 
 
@@ -110,6 +110,34 @@ def test_parts_the_ledger_has_not_committed_are_left_out(tmp_path):
     assert archive.branch(version=0) == []
     with pytest.raises(ValueError, match="nothing was trained"):
         archive.table([])
+
+
+def test_the_groups_of_a_part_come_back_as_they_were_trained(tmp_path):
+    archive, groups = Archive(tmp_path), [batch(5, 7), batch(3, 6, sampled=4)]
+    archive.write(2, 7, groups)
+    found = archive.groups(Weights(2, 7))
+    assert [group.select(SCHEMA.names).to_pydict() for group in found] == [group.to_pydict() for group in groups]
+    before, after = pack(groups), pack(found)
+    assert before.groups.tolist() == after.groups.tolist()
+    for name in ("token_ids", "loss_mask", "logprobs", "versions", "cu_seqlens", "rewards"):
+        assert getattr(before, name).tobytes() == getattr(after, name).tobytes()
+
+
+def test_a_part_that_is_missing_damaged_or_of_another_schema_is_named(tmp_path):
+    archive = Archive(tmp_path)
+    with pytest.raises(FileNotFoundError, match="no part of lineage 1 step 0"):
+        archive.groups(Weights(1, 0))
+    path = archive.write(1, 0, [batch(0, 0)])
+    whole = pq.read_table(path)
+    pq.write_table(whole.replace_schema_metadata({**whole.schema.metadata, b"schema_version": b"2"}), path)
+    with pytest.raises(ValueError, match=r"step-0001-000000.parquet: schema version 2, this program reads 1"):
+        archive.groups(Weights(1, 0))
+    pq.write_table(whole.drop_columns("logprobs"), path)
+    with pytest.raises(ValueError, match=r"step-0001-000000.parquet: column logprobs: 0 of that name"):
+        archive.groups(Weights(1, 0))
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(ValueError, match=r"step-0001-000000.parquet: "):
+        archive.groups(Weights(1, 0))
 
 
 @given(st.lists(st.tuples(st.integers(0, 6), st.integers(1, 5)), min_size=1, max_size=5))
