@@ -18,6 +18,9 @@ logger = logging.getLogger(__name__)
 LOCK_LIMIT_S = 600.0  # another process builds for 10-60 s of CPU; more than this means that it hangs
 CHECKSUMS = "checksums.json"
 
+TINY_FORMAT = 1
+"""Of `builtin:tiny`'s folder and of what fills it: raise it when either changes, so that old ones are left alone."""
+
 
 class BuiltinModelError(RuntimeError):
     """A built-in model could not be made or kept; the message says what to do."""
@@ -60,6 +63,11 @@ def cache_root() -> Path:
     """`$ASYNCRL_CACHE`, else `~/.cache/asyncrl`."""
     chosen = os.environ.get("ASYNCRL_CACHE")
     return Path(chosen).expanduser() if chosen else Path.home() / ".cache" / "asyncrl"
+
+
+def tiny_name(seed: int, digits: tuple[int, int]) -> str:
+    """The cached folder of `builtin:tiny`, warm-started with `seed` on strings of `digits[0]` to `digits[1]` digits."""
+    return f"tiny-{TINY_FORMAT}-seed{seed}-{digits[0]}-{digits[1]}"
 
 
 def damage(folder: Path) -> str:

@@ -25,7 +25,7 @@ from transformers import GenerationConfig, Qwen3Config, Qwen3ForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from asyncrl.config.recipe import ReverseTask
-from asyncrl.learners.cache import BuiltinModelError, ensure
+from asyncrl.learners.cache import BuiltinModelError, ensure, tiny_name
 from asyncrl.learners.forward import pack_attention, token_logprobs
 from asyncrl.learners.sft import Example, SftConfig, SftStep, pack_examples, train_supervised
 from asyncrl.learners.tiny_tokenizer import VOCABULARY, build_tokenizer
@@ -37,9 +37,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 logger = logging.getLogger(__name__)
-
-FORMAT = 1
-"""Of the cached folder and of what fills it: raise it when either changes, so that old ones are left alone."""
 
 PARAMETERS = 140_224
 MAX_LENGTH = 512
@@ -86,9 +83,7 @@ def ensure_tiny(seed: int, *, digits: tuple[int, int] = (3, 6)) -> Path:
     is made again. Loads with `AutoModelForCausalLM` and `AutoTokenizer` from the path. Of several processes that call
     at once one builds and the others wait. Raises BuiltinModelError: no attempt succeeded, or as `cache.ensure`.
     """
-    return ensure(
-        f"tiny-{FORMAT}-seed{seed}-{digits[0]}-{digits[1]}", lambda folder: build_tiny(folder, seed=seed, digits=digits)
-    )
+    return ensure(tiny_name(seed, digits), lambda folder: build_tiny(folder, seed=seed, digits=digits))
 
 
 # --- making one -------------------------------------------------------------------------------------------------------

@@ -9,6 +9,8 @@ from pathlib import Path
 
 from asyncrl.config.recipe import BUILTIN_MODELS, Model, Recipe, ReverseTask, SimulatedEngine
 from asyncrl.config.sft import SftRecipe
+from asyncrl.learners.cache import cache_root, tiny_name
+from asyncrl.learners.smollm2 import NAME as SMOLLM2
 from asyncrl.learners.smollm2 import check_available, ensure_smollm2
 
 BUILTIN_TINY, BUILTIN_SMOLLM2 = BUILTIN_MODELS
@@ -56,8 +58,33 @@ def resolve(recipe: Recipe | SftRecipe) -> Path:
         return ensure_smollm2()
     from asyncrl.learners.tiny import ensure_tiny  # loads torch
 
+    return ensure_tiny(recipe.run.seed, digits=_digits(recipe))
+
+
+def _digits(recipe: Recipe | SftRecipe) -> tuple[int, int]:
+    """What `builtin:tiny` is warm-started on."""
     reverse = recipe.task if isinstance(recipe, Recipe) and isinstance(recipe.task, ReverseTask) else ReverseTask()
-    return ensure_tiny(recipe.run.seed, digits=reverse.digits)
+    return reverse.digits
+
+
+def find_tokenizer(recipe: Recipe) -> Path | None:
+    """The model's tokenizer.json if it is on this host; makes and downloads nothing."""
+    path = recipe.model.path
+    if path == BUILTIN_TINY:
+        file = cache_root() / tiny_name(recipe.run.seed, _digits(recipe)) / TOKENIZER_FILES[0]
+    elif path == BUILTIN_SMOLLM2:
+        file = cache_root() / SMOLLM2 / TOKENIZER_FILES[0]
+    elif Path(path).expanduser().is_dir():
+        file = Path(path).expanduser() / TOKENIZER_FILES[0]
+    else:
+        from huggingface_hub import try_to_load_from_cache
+
+        try:
+            cached = try_to_load_from_cache(path, TOKENIZER_FILES[0], revision=recipe.model.revision)
+        except ValueError:  # not the name of a model
+            return None
+        file = Path(cached) if isinstance(cached, str) else Path(path)
+    return file if file.is_file() else None
 
 
 def threads(folder: Path | None) -> int:

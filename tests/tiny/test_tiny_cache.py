@@ -14,7 +14,7 @@ from filelock import FileLock
 from asyncrl.learners import cache, tiny
 
 SHORT = (2, 2)
-NAME = f"tiny-{tiny.FORMAT}-seed0-2-2"
+NAME = cache.tiny_name(0, (2, 2))
 
 
 @pytest.fixture
