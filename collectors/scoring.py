@@ -1,7 +1,7 @@
 """From a completion to a scored trajectory, and from trajectories to what is handed to the buffer.
 
-A member whose verifier failed stays in the record, unscored (reward NaN, `failure` says why), and the learner leaves it
-out; a group of which no member is scored is a failed ticket, never a group of zeros.
+A member that failed stays in the record, unscored (reward NaN, `failure` says why); the learner leaves it out of
+loss and baseline. A group with too few scored members is a failed ticket, never one of zeros.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from asyncrl import schema
-from asyncrl.buffers.base import GroupHeader, Ticket
+from asyncrl.buffers.base import FailKind, GroupHeader, Ticket
 from asyncrl.collectors.engines.base import Completion, Request
 from asyncrl.collectors.fleet import CollectorError
 from asyncrl.collectors.rollout import Prompt, Prompts, SimulatedPrompts, TaskPrompts
@@ -29,6 +29,8 @@ from asyncrl.tasks.base import Answer
 from asyncrl.tasks.verify import verifier_pool
 
 ENGINE_ERROR = "engine_error"  # the engine ended this one request with an error: nothing to score
+ABORTED = "engine_aborted"  # the engine ended it for reasons of its own
+REFUSED = "request_refused"  # the engine cannot serve it exactly
 
 
 class Scorer(Protocol):
@@ -94,11 +96,11 @@ def task_parts(recipe: Recipe, model_path: Path | None) -> tuple[Prompts, Scorer
 
 
 async def scored(
-    scorer: Scorer, prompt: Prompt, completion: Completion, *, ticket: int, member: int
+    scorer: Scorer, prompt: Prompt, completion: Completion, *, ticket: int, member: int, failure: str = ""
 ) -> tuple[Score, float]:
-    """The score, and when it was there (unix seconds)."""
-    if completion.finish_reason == "error":
-        return Score({}, math.nan, ENGINE_ERROR), time.time()
+    """The score, and when it was there (unix seconds). `failure`: why there is nothing to score."""
+    if failure or completion.finish_reason == "error":
+        return Score({}, math.nan, failure or ENGINE_ERROR), time.time()
     score = await scorer.score(prompt, completion, ticket=ticket, member=member)
     return score, time.time()
 
@@ -135,13 +137,33 @@ def trajectory(prompt: Prompt, request: Request, completion: Completion, score: 
     )
 
 
-def unscored_reason(trajectories: Sequence[Trajectory]) -> str | None:
-    """Why a group cannot be trained at all, None if it can: no member is scored (the most common failure names it), or
-    nothing was sampled."""
-    if all(math.isnan(row.reward) for row in trajectories):
-        (failure, _), *_ = Counter(row.failure for row in trajectories).most_common(1)
-        return f"unscored/{failure}"
-    return None if any(row.loss_mask.any() for row in trajectories) else "empty"
+def nothing_sampled(error: str) -> Completion:
+    """What stands in the record for a request that the engine refused."""
+    return Completion(
+        token_ids=np.empty(0, np.int32),
+        logprobs=np.empty(0, np.float32),
+        versions=np.empty(0, np.int32),
+        spans=(),
+        finish_reason="error",
+        error=error,
+    )
+
+
+def unusable(trajectories: Sequence[Trajectory], *, min_members: int | None) -> tuple[FailKind, str] | None:
+    """Why a finished group cannot be trained and what becomes of its ticket, None if it can.
+
+    min_members: scored ones it needs; None: one. With too few the most common failure names the reason; if the engine
+    aborted some, the prompt may do better elsewhere. All members have ended by now: a group that was taken as soon as
+    enough were there would be one of short answers.
+    """
+    failures = Counter(row.failure for row in trajectories if math.isnan(row.reward))
+    scored = len(trajectories) - failures.total()
+    if scored < (min_members or 1):
+        if failures[ABORTED]:
+            return "infrastructure", ABORTED
+        (failure, _), *_ = failures.most_common(1)
+        return "data", f"{'too_few_members' if scored else 'unscored'}/{failure}"
+    return None if any(row.loss_mask.any() for row in trajectories) else ("data", "empty")
 
 
 def hand_over(

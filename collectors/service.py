@@ -48,12 +48,15 @@ from asyncrl.collectors.rollout import (
     sampling_of,
 )
 from asyncrl.collectors.scoring import (
+    ABORTED,
+    REFUSED,
     Scorer,
     hand_over,
+    nothing_sampled,
     scored,
     task_parts,
     trajectory,
-    unscored_reason,
+    unusable,
 )
 from asyncrl.collectors.updates import Updates
 from asyncrl.collectors.waits import waits_of
@@ -370,17 +373,27 @@ class Session:
             raise group.ended from None
 
     async def _member(self, group: Running, prompt: Prompt, request: Request) -> Trajectory:
+        """The row of one answer. One that the engine gave up on ends the ticket, unless its group may go without it."""
+        may_miss = self.recipe.collector.min_members is not None
+        failure = ""
         try:
             completion = await group.engine.generate(request)
         except ValueError as error:  # it cannot be served exactly, and that will not change
-            raise TicketEnded("data", "request_refused", str(error)) from error
+            if not may_miss:
+                raise TicketEnded("data", REFUSED, str(error)) from error
+            completion, failure = nothing_sampled(str(error)), REFUSED
         finally:
             self.fleet.release(group.host, [request.id])
         group.sampled[request.id] = len(completion.token_ids)
-        group.host.restarts = 0
+        if not failure:
+            group.host.restarts = 0
         if completion.finish_reason == "abort":
-            raise TicketEnded("infrastructure", "engine_aborted")
-        score, at = await scored(self.scorer, prompt, completion, ticket=group.ticket.ordinal, member=request.member)
+            if not may_miss:
+                raise TicketEnded("infrastructure", ABORTED)
+            failure = ABORTED
+        score, at = await scored(
+            self.scorer, prompt, completion, ticket=group.ticket.ordinal, member=request.member, failure=failure
+        )
         group.scores += 1
         self.scored += 1
         if score.failure:
@@ -388,8 +401,8 @@ class Session:
         return trajectory(prompt, request, completion, score, at)
 
     async def _put(self, group: Running, prompt: Prompt, trajectories: list[Trajectory]) -> None:
-        if reason := unscored_reason(trajectories):
-            raise TicketEnded("data", reason)
+        if end := unusable(trajectories, min_members=self.recipe.collector.min_members):
+            raise TicketEnded(*end)
         sampling = self.recipe.collector.sampling
         try:
             header, payload = hand_over(

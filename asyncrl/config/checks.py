@@ -168,6 +168,12 @@ def _check_learner(recipe: Recipe) -> None:
             f"collector.group_size is 1, but objective.advantage {recipe.objective.advantage} compares the answers to "
             "one prompt with each other: every advantage would be 0. Use 2 or more"
         )
+    least = recipe.collector.min_members
+    if least is not None and least > recipe.collector.group_size:
+        raise RecipeError(
+            f"collector.min_members is {least}, but a group has {recipe.collector.group_size} members "
+            "(collector.group_size): none could ever be trained. Make it at most that"
+        )
     check_betas("learner.betas", learner.betas)
 
 

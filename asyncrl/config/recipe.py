@@ -11,6 +11,7 @@ import msgspec
 from msgspec import Meta, Struct, field
 
 Positive = Annotated[int, Meta(ge=1)]
+Several = Annotated[int, Meta(ge=2)]
 NonNegative = Annotated[int, Meta(ge=0)]
 Seconds = Annotated[float, Meta(gt=0)]
 
@@ -147,6 +148,7 @@ class Collector(Section, frozen=True, kw_only=True):
     engine: Engine = field(default_factory=TransformersEngine)
     engines: Positive = 1  # in one collector process
     group_size: Positive = 8  # completions per prompt
+    min_members: Several | None = None  # scored answers a group needs, failed ones left out; null: all answered
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     score_timeout_s: Seconds = 10.0  # one score; the process that computes it is killed then
     score_workers: Positive = 1  # processes that score

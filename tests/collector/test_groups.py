@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import math
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from asyncrl.buffers.base import Ticket
 from asyncrl.buffers.concurrency import all_or_nothing, end_all
 from asyncrl.collectors.engines.base import Completion, Sampling, Span
 from asyncrl.collectors.rollout import Prompt, SimulatedPrompts, TaskPrompts, group_requests
-from asyncrl.collectors.scoring import SimulatedScorer, hand_over, scored, trajectory, unscored_reason
+from asyncrl.collectors.scoring import SimulatedScorer, hand_over, nothing_sampled, scored, trajectory, unusable
 from asyncrl.learners.tiny_tokenizer import build_tokenizer
 from asyncrl.rewards.pool import Score
 from asyncrl.schema import decode, digest
@@ -92,7 +93,7 @@ def test_a_group_is_handed_over_with_what_its_payload_says():
 
 def test_an_answer_without_end_token_and_an_empty_one_are_rows_like_others():
     rows = [row(completion((2, 2), reason="length"), member=0), row(completion(reason="length"), member=1)]
-    assert unscored_reason(rows) is None
+    assert unusable(rows, min_members=2) is None
     _, payload = hand(rows)
     batch = decode(payload)
     assert batch.column("finish_reason").to_pylist() == ["length", "length"]
@@ -101,9 +102,19 @@ def test_an_answer_without_end_token_and_an_empty_one_are_rows_like_others():
 
 def test_a_group_that_teaches_nothing_is_named_after_its_most_common_failure():
     rows = [row(completion((2, 1)), unscored(f"verifier_{kind}")) for kind in ("nan", "raised", "raised")]
-    assert unscored_reason(rows) == "unscored/verifier_raised"
-    assert unscored_reason([*rows, row(completion((2, 1)))]) is None
-    assert unscored_reason([row(completion()), row(completion())]) == "empty"
+    assert unusable(rows, min_members=None) == ("data", "unscored/verifier_raised")
+    assert unusable([*rows, row(completion((2, 1)))], min_members=None) is None
+    assert unusable([row(completion()), row(completion())], min_members=None) == ("data", "empty")
+
+
+def test_a_group_needs_as_many_scored_members_as_the_recipe_says():
+    good, refused = row(completion((2, 1))), row(nothing_sampled("too long"), unscored("request_refused"))
+    slow, cut = row(completion((2, 1)), unscored("verifier_timeout")), row(completion((2, 1), reason="abort"))
+    assert unusable([good, good, refused, slow], min_members=2) is None
+    assert unusable([good, slow, refused, slow], min_members=2) == ("data", "too_few_members/verifier_timeout")
+    aborted = dataclasses.replace(cut, reward=math.nan, failure="engine_aborted")
+    assert unusable([good, good, aborted], min_members=2) is None
+    assert unusable([good, aborted, slow], min_members=2) == ("infrastructure", "engine_aborted")
 
 
 @pytest.mark.asyncio

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import Counter
 
 import pytest
@@ -291,6 +292,51 @@ async def test_an_engine_that_hangs_is_noticed_and_started_again(kit, engines, m
         for _ in range(6):
             await learner.step()
     assert len(engines) == 2
+
+
+@pytest.fixture
+def one_fails(monkeypatch):
+    """Of each group the engine gives up on the last member, or refuses it."""
+    generate = simulated.SimulatedEngine.generate
+    ways = {"how": "abort"}
+
+    async def fails(self, request):
+        if request.member != 2:
+            return await generate(self, request)
+        if ways["how"] == "refuse":
+            raise ValueError(f"request {request.id}: too long")
+        running = asyncio.ensure_future(generate(self, request))
+        await asyncio.sleep(0)  # it is submitted then
+        self.abort([request.id])
+        return await running
+
+    monkeypatch.setattr(simulated.SimulatedEngine, "generate", fails)
+    return ways
+
+
+@pytest.mark.parametrize(("how", "failure"), [("abort", "engine_aborted"), ("refuse", "request_refused")])
+async def test_a_group_goes_without_members_that_the_engine_failed(kit, one_fails, how, failure):
+    one_fails["how"] = how
+    recipe = kit.recipe(collector={"group_size": 3, "min_members": 2})
+    buffer = kit.buffer(recipe)
+    learner = kit.learner(buffer)
+    async with kit.collecting(recipe, buffer):
+        await learner.start()
+        for batch in [*await learner.step(), *await learner.step()]:
+            assert batch.column("failure").to_pylist() == ["", "", failure]
+            assert [math.isnan(reward) for reward in batch.column("reward").to_pylist()] == [False, False, True]
+    assert max(ticket.losses for ticket in buffer.model.all.values()) == 0
+
+
+@pytest.mark.parametrize(("how", "ended"), [("abort", "failed/poison"), ("refuse", "failed/request_refused")])
+async def test_without_min_members_every_member_must_be_answered(kit, one_fails, how, ended):
+    one_fails["how"] = how
+    recipe = kit.recipe(collector={"group_size": 3})
+    buffer = kit.buffer(recipe)
+    async with kit.collecting(recipe, buffer) as task:
+        await kit.learner(buffer).start()
+        await kit.until(lambda: buffer.model.reasons.get(ended, 0) >= 4, task)
+    assert buffer.model.all[0].header is None
 
 
 async def test_groups_spread_over_engines_and_the_oldest_weights_are_reported(kit, engines):

@@ -80,6 +80,8 @@ MISTAKES = {
     "learner: {ranks: 17}": ("learner.ranks is 17", "16 groups", "Use 16 ranks or fewer"),
     "learner: {ranks: 0}": ("learner.ranks is 0", "1 or more"),
     "collector: {group_size: 1}": ("collector.group_size is 1", "objective.advantage", "Use 2 or more"),
+    "collector: {min_members: 1}": ("collector.min_members is 1", "2 or more, or null"),
+    "collector: {min_members: 9}": ("collector.min_members is 9", "8 members", "at most that"),
     "collector: {sampling: {top_p: 0.9}}": ("collector.sampling.top_p is 0.9", "only 1.0", "not exact yet"),
     "collector: {sampling: {top_k: 20}}": ("collector.sampling.top_k is 20", "only -1", "not exact yet"),
     "collector: {score_timeout_s: 400}": ("collector.score_timeout_s is 400", "collector.group_timeout_s 300"),
