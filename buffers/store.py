@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import msgspec
+from redis import exceptions
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import ExponentialBackoff
@@ -33,6 +34,15 @@ OLDEST_REDIS = (6, 2)  # first with every command the scripts use
 CONNECT_S = 5.0  # a server that does not answer a PING for so long is unreachable
 COMMAND_S = 30.0  # no script of ours runs for so long; a hung server must not hang us
 RETRIES = 6  # with backoff up to 1 s: a restart of the server is ridden out; every operation is safe to repeat
+
+
+class StoreAway(BufferError):
+    """The store does not answer, or cannot serve now: starting, out of memory, its disk full. The call may be made
+    again, as long as somebody has the patience."""
+
+
+class NoRun(BufferError):
+    """The store serves, and does not know the run: it was never created there, or the store has lost everything."""
 
 
 class RunExists(BufferError):
@@ -89,7 +99,8 @@ class Store:
 
     @asynccontextmanager
     async def answering(self, what: str) -> AsyncIterator[None]:
-        """Around calls of the client: a server that fails, or gives no answer for COMMAND_S, is a BufferError.
+        """Around calls of the client: a server that fails is a BufferError; StoreAway if that may pass, as it is when
+        there is no answer for COMMAND_S.
 
         The limit is here and not in the client: with a `socket_timeout` redis-py runs each read under `wait_for`, which
         before Python 3.12 loses a cancellation that arrives at the wrong moment, and a cancelled task would live on.
@@ -98,9 +109,14 @@ class Store:
             async with asyncio.timeout(COMMAND_S):
                 yield
         except TimeoutError:
-            raise BufferError(f"store {shown(self.url)}: {what}: no answer for {COMMAND_S:.0f} s") from None
+            raise StoreAway(f"store {shown(self.url)}: {what}: no answer for {COMMAND_S:.0f} s") from None
         except RedisError as error:
-            raise BufferError(f"store {shown(self.url)}: {what} failed: {error}") from error
+            raise self.failure(what, error) from error
+
+    def failure(self, what: str, error: RedisError) -> BufferError:
+        """What the client's error means to callers."""
+        kind = StoreAway if may_pass(error) else BufferError
+        return kind(f"store {shown(self.url)}: {what} failed: {error}")
 
     async def run_script(self, prefix: str, operation: str, arguments: Any, now: str = "") -> Any:
         """One atomic operation. Raises BufferError for what the script refuses or the server cannot do."""
@@ -166,9 +182,22 @@ def answer_of(raw: bytes | str) -> Any:
     """A script's reply, its refusals as exceptions."""
     reply = msgspec.json.decode(raw)
     if isinstance(reply, dict) and "error" in reply and "message" in reply:
-        kinds: dict[str, type[BufferError]] = {"fenced": Fenced, "unknown_member": UnknownMember}
+        kinds: dict[str, type[BufferError]] = {"fenced": Fenced, "unknown_member": UnknownMember, "no_run": NoRun}
         raise kinds.get(reply["error"], BufferError)(reply["message"])
     return reply
+
+
+def may_pass(error: RedisError) -> bool:
+    """Whether the server may serve the same call later."""
+    if isinstance(error, AuthenticationError | exceptions.AuthorizationError):
+        return False
+    if isinstance(error, exceptions.ConnectionError | exceptions.TimeoutError | exceptions.ClusterError):
+        return True
+    # MISCONF: it cannot write its append-only file. READONLY: a replica, until it is promoted. BUSY: somebody's script.
+    passing = ("OOM command not allowed", "MISCONF", "READONLY", "TRYAGAIN", "BUSY ")
+    return isinstance(error, exceptions.OutOfMemoryError | exceptions.ReadOnlyError) or any(
+        word in str(error) for word in passing
+    )
 
 
 def run_prefix(name: str) -> str:
