@@ -35,10 +35,10 @@ from typing import Any, TypeVar
 
 from asyncrl.buffers.base import Beat, Buffer, BufferError, FailKind, Member, Ticket, UnknownMember
 from asyncrl.buffers.concurrency import all_or_nothing, end_all, stopped
+from asyncrl.buffers.patience import patiently
 from asyncrl.collectors.engines.base import Engine, EngineError, Request
 from asyncrl.collectors.evaluation.heldout import Evaluation, evaluate
 from asyncrl.collectors.fleet import CollectorError, Fleet, Host, engine_makers
-from asyncrl.collectors.patience import patiently
 from asyncrl.collectors.rollout import (
     Prompt,
     PromptError,

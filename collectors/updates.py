@@ -15,9 +15,9 @@ from typing import Any
 
 from asyncrl.buffers.base import Buffer
 from asyncrl.buffers.concurrency import all_or_nothing
+from asyncrl.buffers.patience import patiently
 from asyncrl.collectors.engines.base import EngineError, KvMode
 from asyncrl.collectors.fleet import Fleet, Host
-from asyncrl.collectors.patience import patiently
 from asyncrl.staleness import Lineages, Weights
 from asyncrl.weights.base import Receiver, StagedWeights, WeightsError, WeightsGone
 

@@ -127,7 +127,7 @@ class Outage(MemoryBuffer):
 
 
 async def test_an_outage_of_the_store_loses_nothing(kit, monkeypatch):
-    monkeypatch.setattr("asyncrl.collectors.patience.FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr("asyncrl.buffers.patience.FIRST_PAUSE_S", 0.01)
     recipe = kit.recipe()
     buffer = kit.buffer(recipe, Outage)
     learner = kit.learner(buffer)
@@ -142,7 +142,7 @@ async def test_an_outage_of_the_store_loses_nothing(kit, monkeypatch):
 
 
 async def test_an_outage_longer_than_the_limit_ends_the_collector_with_the_stores_words(kit, monkeypatch):
-    monkeypatch.setattr("asyncrl.collectors.patience.FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr("asyncrl.buffers.patience.FIRST_PAUSE_S", 0.01)
     recipe = kit.recipe(run={"no_progress_s": 0.2})
     buffer = kit.buffer(recipe, Outage)
     buffer.failures = 10**9
