@@ -21,7 +21,7 @@ it does not know.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,11 +35,11 @@ from asyncrl.staleness import Weights
 SCHEMA_VERSION = 1
 FINISH_REASONS = ("stop", "length", "abort", "error")
 
-TOKEN_COLUMNS: Mapping[str, tuple[pa.DataType, Any]] = {
-    "token_ids": (pa.int32(), np.int32),
-    "loss_mask": (pa.uint8(), np.uint8),
-    "logprobs": (pa.float32(), np.float32),
-    "versions": (pa.int32(), np.int32),
+TOKEN_COLUMNS: Mapping[str, tuple[pa.DataType, np.dtype[Any]]] = {
+    "token_ids": (pa.int32(), np.dtype(np.int32)),
+    "loss_mask": (pa.uint8(), np.dtype(np.uint8)),
+    "logprobs": (pa.float32(), np.dtype(np.float32)),
+    "versions": (pa.int32(), np.dtype(np.int32)),
 }
 _SAMPLING: Mapping[str, tuple[pa.DataType, float | int]] = {  # the value that changes nothing stands for a key left out
     "temperature": (pa.float64(), 1.0),
@@ -84,6 +84,8 @@ ROW_BYTES = 8192
 """What a row may take beside its tokens: names, spans, reward parts, `info`. `encode` holds every group to it, so that
 the bytes reserved with a ticket are a bound and not a guess."""
 FIXED_BYTES = 8192  # the schema message, the batch's header and the padding of its buffers: about 5 KB
+_ROW = pa.struct(list(SCHEMA)[len(TOKEN_COLUMNS) :])  # the columns that are not per token
+_SCHEMA_MESSAGE = SCHEMA.serialize().to_pybytes()  # a stream begins with it
 _END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 
 
@@ -145,52 +147,71 @@ def to_batch(group: Group) -> pa.RecordBatch:
     Raises ValueError for per-token arrays of another dtype or of different lengths, and for unknown sampling keys:
     those would give a batch whose buffers say something else than the group did.
     """
+    return pa.RecordBatch.from_arrays(list(_columns(group).values()), schema=SCHEMA)
+
+
+def _columns(group: Group) -> dict[str, pa.Array]:
+    """The columns of `SCHEMA`, in its order."""
     rows = group.trajectories
     if not rows:
         raise ValueError(f"group of ticket {group.ticket} has no trajectory: fail the ticket instead")
     if unknown := set(group.sampling) - set(_SAMPLING):
         raise ValueError(f"sampling has {sorted(unknown)}; the record knows {sorted(_SAMPLING)}")
-    columns = _token_columns(rows)
-
-    def same(name: str, value: Any) -> None:
-        columns[name] = pa.array([value] * len(rows), type=SCHEMA.field(name).type)
-
-    def each(name: str, values: Iterable[Any]) -> None:
-        # The explicit type matters: inferring it costs twenty times the conversion.
-        columns[name] = pa.array(list(values), type=SCHEMA.field(name).type)
-
-    for name in ("ticket", "attempt", "lineage", "issued", "put", "collector", "engine", "task", "row_id"):
-        same(name, getattr(group, name))
-    for name in ("member", "segment", "prompt_length", "turn_offsets", "turn_rewards", "reward"):
-        each(name, (getattr(row, name) for row in rows))
-    for name in ("finish_reason", "failure", "first_token", "done", "scored"):
-        each(name, (getattr(row, name) for row in rows))
-    each("reward_parts", (list(row.reward_parts.items()) for row in rows))
-    each("info", (json.dumps(row.info, allow_nan=False) if row.info else "{}" for row in rows))
-    each("spans", ([(*s.weights, s.start, s.end, s.checksum) for s in row.spans] for row in rows))
     sampling = tuple(group.sampling.get(name, neutral) for name, (_, neutral) in _SAMPLING.items())
-    each("sampling", ((*sampling, row.seed) for row in rows))
-    return pa.RecordBatch.from_arrays([columns[name] for name in SCHEMA.names], schema=SCHEMA)
+    # One conversion for all columns: a call for each costs more than the conversion of a group's few rows.
+    values = pa.array([_row_values(group, row, sampling) for row in rows], type=_ROW)
+    return dict(zip(SCHEMA.names, (*_token_columns(rows), *values.flatten()), strict=True))
 
 
-def _token_columns(rows: Sequence[Trajectory]) -> dict[str, pa.Array]:
+def _row_values(group: Group, row: Trajectory, sampling: tuple[float | int, ...]) -> tuple[Any, ...]:
+    """What stands in the columns after the per-token ones, in the order of `SCHEMA`."""
+    return (
+        group.ticket,
+        group.attempt,
+        row.member,
+        row.segment,
+        group.lineage,
+        row.prompt_length,
+        row.turn_offsets,
+        row.turn_rewards,
+        row.reward,
+        list(row.reward_parts.items()),
+        row.finish_reason,
+        row.failure,
+        group.issued,
+        row.first_token,
+        row.done,
+        row.scored,
+        group.put,
+        group.collector,
+        group.engine,
+        (*sampling, row.seed),
+        [(*span.weights, span.start, span.end, span.checksum) for span in row.spans],
+        group.task,
+        group.row_id,
+        json.dumps(row.info, allow_nan=False) if row.info else "{}",
+    )
+
+
+def _token_columns(rows: Sequence[Trajectory]) -> list[pa.Array]:
     """The four per-token columns, each from one concatenated buffer, all on the same offsets buffer."""
     for n, row in enumerate(rows):
+        shape = row.token_ids.shape
         for name, (_, dtype) in TOKEN_COLUMNS.items():
             values = getattr(row, name)
-            if values.dtype != dtype or values.shape != row.token_ids.shape or values.ndim != 1:
+            if values.dtype != dtype or values.shape != shape or values.ndim != 1:
                 raise ValueError(
                     f"row {n}, column {name}: {values.dtype}{list(values.shape)}; "
-                    f"must be {np.dtype(dtype)}{list(row.token_ids.shape)}, one entry per token"
+                    f"must be {dtype}{list(shape)}, one entry per token"
                 )
     offsets = np.zeros(len(rows) + 1, dtype=np.int32)
     np.cumsum([len(row.token_ids) for row in rows], out=offsets[1:])
     shared = pa.py_buffer(offsets)
-    columns = {}
+    columns = []
     for name, (kind, _) in TOKEN_COLUMNS.items():
         values = np.concatenate([getattr(row, name) for row in rows])
         items = pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values)])
-        columns[name] = pa.ListArray.from_buffers(pa.list_(kind), len(rows), [None, shared], children=[items])
+        columns.append(pa.ListArray.from_buffers(pa.list_(kind), len(rows), [None, shared], children=[items]))
     return columns
 
 
@@ -199,13 +220,11 @@ def encode(group: Group) -> bytes:
 
     Raises ValueError for a group that `decode` would refuse, or that is larger than `max_group_bytes` promises.
     """
-    batch = to_batch(group)
-    validate(batch)
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, SCHEMA) as writer:
-        writer.write_batch(batch)
-    payload: bytes = sink.getvalue().to_pybytes()
-    bound = TOKEN_BYTES * len(batch.column("token_ids").values) + batch.num_rows * ROW_BYTES + FIXED_BYTES
+    columns = _columns(group)
+    _check_columns(columns)
+    batch = pa.RecordBatch.from_arrays(list(columns.values()), schema=SCHEMA)
+    payload = b"".join((_SCHEMA_MESSAGE, batch.serialize(), _END_OF_STREAM))
+    bound = TOKEN_BYTES * len(columns["token_ids"].values) + batch.num_rows * ROW_BYTES + FIXED_BYTES
     if len(payload) > bound:
         raise ValueError(
             f"group of ticket {group.ticket} takes {len(payload)} bytes, the bound is {bound}: "
@@ -224,7 +243,7 @@ def decode(payload: bytes | memoryview, *, check: bool = True) -> pa.RecordBatch
     source = pa.BufferReader(pa.py_buffer(payload))
     try:
         with pa.ipc.open_stream(source) as reader:
-            check_schema(reader.schema)
+            _check_schema(reader.schema)
             batches = list(reader)
     except (pa.ArrowException, OSError) as error:
         raise ValueError(f"not a whole Arrow stream ({len(payload)} bytes): {error}") from error
@@ -259,9 +278,9 @@ def version_range(batch: pa.RecordBatch) -> tuple[int, int]:
 
 def span_weights(batch: pa.RecordBatch) -> tuple[Weights, ...]:
     """Every (lineage, version) that sampled a token of the group, ascending; the last is the newest."""
-    spans = batch.column("spans").flatten()
-    lineages, versions = spans.field("lineage").to_numpy(), spans.field("version").to_numpy()
-    return tuple(sorted({Weights(int(x), int(v)) for x, v in zip(lineages, versions, strict=True)}))
+    spans = _entries(batch.column("spans"))
+    lineages, versions = (spans.field(name).to_numpy().tolist() for name in ("lineage", "version"))
+    return tuple(Weights(*pair) for pair in sorted(set(zip(lineages, versions, strict=True))))
 
 
 def sampled_tokens(batch: pa.RecordBatch) -> int:
@@ -308,26 +327,41 @@ def validate(batch: pa.RecordBatch) -> None:
     aligned; version -1 and logprob 0 where the mask is 0; prompts never trained; every sampled token in one span that
     says its version; one ticket, one attempt, one lineage (that of the newest span), no member twice.
     """
-    check_schema(batch.schema, version=False)
+    _check_schema(batch.schema, version=False)
     try:
         batch.validate(full=True)  # names the column
     except pa.ArrowInvalid as error:
         raise ValueError(f"not a valid record batch: {error}") from error
-    for name in SCHEMA.names:
-        column = batch.column(name)
-        if column.null_count:
-            raise ValueError(f"row {int(np.argmax(column.is_null()))}, column {name}: null")
-        if pa.types.is_list(column.type) and _entries(column).null_count:
-            raise ValueError(f"column {name}: a null inside a list")
     if not batch.num_rows:
         raise ValueError("no row: a group has one trajectory at least")
-    _check_tokens(batch)
-    _check_rows(batch)
-    _check_spans(batch)
+    _check_columns({name: batch.column(name) for name in SCHEMA.names})
 
 
-def check_schema(schema: pa.Schema, *, version: bool = True) -> None:
-    """Raise ValueError for another schema version (unless `version` is false), a column missing or of another type."""
+def _check_columns(columns: Mapping[str, pa.Array]) -> None:
+    """What `validate` refuses beyond Arrow's own rules, which a batch made here cannot break."""
+    for name, column in columns.items():
+        if column.null_count:
+            raise ValueError(f"row {int(np.argmax(column.is_null()))}, column {name}: null")
+        if _has_inner_null(column):
+            raise ValueError(f"column {name}: a null inside")
+    starts = _check_tokens(columns)
+    _check_rows(columns, starts)
+    _check_spans(columns, starts)
+
+
+def _has_inner_null(column: pa.Array) -> bool:
+    """Whether a list or struct holds a null. A map may: an unscored reward part is one."""
+    if pa.types.is_list(column.type):
+        if not column.values.null_count and not pa.types.is_struct(column.type.value_type):
+            return False  # of all that the column's buffers hold, hence of what its rows hold
+        entries = _entries(column)
+        return bool(entries.null_count) or _has_inner_null(entries)
+    if pa.types.is_struct(column.type):
+        return any(column.field(at).null_count for at in range(column.type.num_fields))
+    return False
+
+
+def _check_schema(schema: pa.Schema, *, version: bool = True) -> None:
     found = (schema.metadata or {}).get(b"schema_version", b"none").decode(errors="replace")
     if version and found != str(SCHEMA_VERSION):
         raise ValueError(
@@ -351,61 +385,67 @@ def _values(batch: pa.RecordBatch, name: str) -> NDArray[Any]:
 def _entries(column: pa.ListArray) -> pa.Array:
     """What the rows hold, back to back, where no row is null. `column.flatten()` would look for null rows first, which
     takes several times as long as the rest for the few hundred tokens of a group."""
-    first, last = column.offsets[0].as_py(), column.offsets[-1].as_py()
-    return column.values.slice(first, last - first)
+    offsets = column.offsets.to_numpy()
+    return column.values.slice(offsets[0], offsets[-1] - offsets[0])
 
 
-def _check_tokens(batch: pa.RecordBatch) -> None:
-    offsets = batch.column("token_ids").offsets.to_numpy()
+def _starts(column: pa.ListArray) -> NDArray[np.int32]:
+    """Where each row's entries start in `_entries`, and, at the end, where the last row's end: int32 [rows + 1]."""
+    offsets = column.offsets.to_numpy()
+    starts: NDArray[np.int32] = offsets - offsets[0]
+    return starts
+
+
+def _check_tokens(columns: Mapping[str, pa.Array]) -> NDArray[np.int32]:
+    """Returns where each row starts and, at the end, the last one ends: int32 [rows + 1], from 0."""
+    starts = _starts(columns["token_ids"])
+    lengths = starts[1:] - starts[:-1]
     for name in TOKEN_COLUMNS:
-        other = batch.column(name).offsets.to_numpy()
-        if (wrong := np.diff(other) != np.diff(offsets)).any():
-            n = int(np.argmax(wrong))
-            raise ValueError(
-                f"row {n}, column {name}: {np.diff(other)[n]} entries, token_ids has {np.diff(offsets)[n]}"
-            )
-    starts, ends = (offsets - offsets[0])[:-1], (offsets - offsets[0])[1:]
+        if np.count_nonzero(_starts(columns[name]) != starts):
+            other = np.diff(_starts(columns[name]))
+            n = int(np.argmax(other != lengths))
+            raise ValueError(f"row {n}, column {name}: {other[n]} entries, token_ids has {lengths[n]}")
+    tokens, mask, logprobs, versions = (_entries(columns[name]).to_numpy() for name in TOKEN_COLUMNS)
 
-    def refuse(wrong: NDArray[np.bool_], column: str, why: str) -> None:
-        if wrong.any():
+    def refuse(wrong: NDArray[np.bool_], column: str, values: NDArray[Any], why: str) -> None:
+        if np.count_nonzero(wrong):
             at = int(np.argmax(wrong))
-            n = int(np.searchsorted(ends, at, side="right"))
-            value = _values(batch, column)[at]
-            raise ValueError(f"row {n}, column {column}: {value} at position {at - starts[n]}; {why}")
+            n = int(np.searchsorted(starts, at, side="right")) - 1
+            raise ValueError(f"row {n}, column {column}: {values[at]} at position {at - starts[n]}; {why}")
 
-    mask, versions = _values(batch, "loss_mask"), _values(batch, "versions")
-    refuse(mask > 1, "loss_mask", "must be 0 or 1")
+    refuse(mask > 1, "loss_mask", mask, "must be 0 or 1")
     sampled = mask == 1
-    refuse(_values(batch, "token_ids") < 0, "token_ids", "must be >= 0")
-    refuse(~sampled & (versions != -1), "versions", "must be -1 where the mask is 0")
-    refuse(sampled & (versions < 0), "versions", "must be >= 0 where the mask is 1")
-    refuse(~sampled & (_values(batch, "logprobs") != 0), "logprobs", "must be 0 where the mask is 0")
-    prompts = batch.column("prompt_length").to_numpy()
-    if (wrong := (prompts < 0) | (prompts > ends - starts) | (ends == starts)).any():
+    refuse(tokens < 0, "token_ids", tokens, "must be >= 0")
+    refuse(sampled == (versions < 0), "versions", versions, "must be >= 0 exactly where the mask is 1")
+    refuse(versions < -1, "versions", versions, "must be -1 where the mask is 0")
+    refuse((logprobs != 0) & ~sampled, "logprobs", logprobs, "must be 0 where the mask is 0")
+    prompts = columns["prompt_length"].to_numpy()
+    if np.count_nonzero(wrong := (prompts < 0) | (prompts > lengths) | (lengths == 0)):
         n = int(np.argmax(wrong))
-        raise ValueError(f"row {n}, column prompt_length: {prompts[n]} in a sequence of {(ends - starts)[n]} tokens")
-    position = np.arange(len(mask)) - np.repeat(starts, ends - starts)
-    refuse(sampled & (position < np.repeat(prompts, ends - starts)), "loss_mask", "must be 0 on the prompt")
+        raise ValueError(f"row {n}, column prompt_length: {prompts[n]} in a sequence of {lengths[n]} tokens")
+    in_prompt = np.arange(len(mask)) < np.repeat(starts[:-1] + prompts, lengths)
+    refuse(sampled & in_prompt, "loss_mask", mask, "must be 0 on the prompt")
+    return starts
 
 
-def _check_rows(batch: pa.RecordBatch) -> None:
-    lengths = np.diff(batch.column("token_ids").offsets.to_numpy())
+def _check_rows(columns: Mapping[str, pa.Array], starts: NDArray[np.int32]) -> None:
+    lengths = np.diff(starts).tolist()
     for name in ("ticket", "attempt", "lineage", "task", "row_id"):
-        values = batch.column(name).to_pylist()
+        values = columns[name].to_pylist()
         for n, value in enumerate(values):
             if value != values[0]:
                 raise ValueError(f"row {n}, column {name}: {value}, but row 0 has {values[0]}; a group is one ticket")
     seen: set[tuple[int, int]] = set()
     names = ("member", "segment", "finish_reason", "turn_offsets", "turn_rewards", "info")
     for n, (member, segment, finish, offsets, rewards, info) in enumerate(
-        zip(*(batch.column(name).to_pylist() for name in names), strict=True)
+        zip(*(columns[name].to_pylist() for name in names), strict=True)
     ):
         if (member, segment) in seen:
             raise ValueError(f"row {n}, column member: member {member} segment {segment} a second time")
         seen.add((member, segment))
         if finish not in FINISH_REASONS:
             raise ValueError(f"row {n}, column finish_reason: {finish!r}; must be one of {', '.join(FINISH_REASONS)}")
-        if offsets != sorted(offsets) or any(not 0 <= at <= lengths[n] for at in offsets):
+        if offsets and (offsets != sorted(offsets) or offsets[0] < 0 or offsets[-1] > lengths[n]):
             raise ValueError(f"row {n}, column turn_offsets: {offsets}; must ascend within 0..{lengths[n]}")
         if rewards and len(rewards) != len(offsets):
             raise ValueError(f"row {n}, column turn_rewards: {len(rewards)} rewards for {len(offsets)} turns")
@@ -413,29 +453,34 @@ def _check_rows(batch: pa.RecordBatch) -> None:
             raise ValueError(f"row {n}, column info: {info[:40]!r}; must be a JSON object")
 
 
-def _check_spans(batch: pa.RecordBatch) -> None:
-    mask, versions = _values(batch, "loss_mask"), _values(batch, "versions")
-    offsets = batch.column("loss_mask").offsets.to_numpy()
-    offsets = (offsets - offsets[0]).tolist()
-    lineage = batch.column("lineage")[0].as_py()
-    for n, spans in enumerate(batch.column("spans").to_pylist()):
-        row = slice(offsets[n], offsets[n + 1])
-        row_mask, row_versions = mask[row], versions[row]
-        end, covered = 0, 0
-        for span in spans:
-            if not end <= span["start"] < span["end"] <= len(row_mask):
-                raise ValueError(
-                    f"row {n}, column spans: [{span['start']}, {span['end']}) after {end} of {len(row_mask)}"
-                )
-            start, end = span["start"], span["end"]
-            sampled = row_mask[start:end] == 1
-            if (row_versions[start:end][sampled] != span["version"]).any():
-                raise ValueError(
-                    f"row {n}, column spans: [{start}, {end}) says version {span['version']}, versions differ"
-                )
-            covered += int(sampled.sum())
-        if covered != int(row_mask.sum()):
-            raise ValueError(f"row {n}, column spans: cover {covered} of {int(row_mask.sum())} sampled tokens")
-    weights = span_weights(batch)
-    if weights and weights[-1].lineage != lineage:
-        raise ValueError(f"row 0, column lineage: {lineage}, but the newest span is of lineage {weights[-1].lineage}")
+def _check_spans(columns: Mapping[str, pa.Array], starts: NDArray[np.int32]) -> None:
+    versions = _entries(columns["versions"]).to_numpy()
+    named = np.full_like(versions, -1)  # by the spans
+    entries = _entries(columns["spans"])
+    firsts, lasts, span_versions, lineages = (
+        entries.field(name).to_numpy().tolist() for name in ("start", "end", "version", "lineage")
+    )
+    bounds = _starts(columns["spans"]).tolist()
+    at = starts.tolist()
+    for n in range(len(at) - 1):
+        end, length = 0, at[n + 1] - at[n]
+        for span in range(bounds[n], bounds[n + 1]):
+            first, last = firsts[span], lasts[span]
+            if not end <= first < last <= length:
+                raise ValueError(f"row {n}, column spans: [{first}, {last}) after {end} of {length}")
+            named[at[n] + first : at[n] + last] = span_versions[span]
+            end = last
+    if np.count_nonzero(wrong := (versions >= 0) & (versions != named)):
+        position = int(np.argmax(wrong))
+        n = int(np.searchsorted(starts, position, side="right")) - 1
+        row = slice(at[n], at[n + 1])
+        sampled, covered = versions[row] >= 0, named[row] >= 0
+        if named[position] < 0:
+            counts = f"{np.count_nonzero(sampled & covered)} of {np.count_nonzero(sampled)}"
+            raise ValueError(f"row {n}, column spans: cover {counts} sampled tokens")
+        where = f"the span at position {position - at[n]} says version {named[position]}"
+        raise ValueError(f"row {n}, column spans: {where}, the token has {versions[position]}")
+    newest = max(zip(lineages, span_versions, strict=True), default=None)
+    lineage = columns["lineage"][0].as_py()
+    if newest is not None and newest[0] != lineage:
+        raise ValueError(f"row 0, column lineage: {lineage}, but the newest span is of lineage {newest[0]}")

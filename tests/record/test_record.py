@@ -249,6 +249,19 @@ def test_two_tickets_in_one_group_and_nulls_are_refused(make_group):
         validate(batch.set_column(at, "ticket", pa.array([7, None], pa.int64())))
 
 
+@pytest.mark.parametrize("column", ["turn_rewards", "spans", "sampling"])
+def test_a_null_inside_a_list_or_a_struct_is_refused(make_group, column):
+    batch = to_batch(make_group())
+    kind = batch.column(column).type
+    inner = [None]
+    if column == "spans":
+        inner = [{"lineage": 1, "version": None, "start": 3, "end": 7, "checksum": "00ff"}]
+    value = {"temperature": None, "top_p": 1.0, "top_k": 1, "min_p": 0.0, "seed": 0} if column == "sampling" else inner
+    changed = batch.set_column(batch.schema.get_field_index(column), column, pa.array([value, value], kind))
+    with pytest.raises(ValueError, match=f"column {column}: a null inside"):
+        decode(stream(changed, changed.schema))
+
+
 def test_the_lineage_is_that_of_the_newest_span(make_group, make_trajectory):
     with pytest.raises(ValueError, match="column lineage: 2, but the newest span is of lineage 1"):
         encode(make_group(lineage=2))
