@@ -243,7 +243,7 @@ def decode(payload: bytes | memoryview, *, check: bool = True) -> pa.RecordBatch
     source = pa.BufferReader(pa.py_buffer(payload))
     try:
         with pa.ipc.open_stream(source) as reader:
-            _check_schema(reader.schema)
+            check_schema(reader.schema)
             batches = list(reader)
     except (pa.ArrowException, OSError) as error:
         raise ValueError(f"not a whole Arrow stream ({len(payload)} bytes): {error}") from error
@@ -327,7 +327,7 @@ def validate(batch: pa.RecordBatch) -> None:
     aligned; version -1 and logprob 0 where the mask is 0; prompts never trained; every sampled token in one span that
     says its version; one ticket, one attempt, one lineage (that of the newest span), no member twice.
     """
-    _check_schema(batch.schema, version=False)
+    check_schema(batch.schema, version=False)
     try:
         batch.validate(full=True)  # names the column
     except pa.ArrowInvalid as error:
@@ -361,7 +361,8 @@ def _has_inner_null(column: pa.Array) -> bool:
     return False
 
 
-def _check_schema(schema: pa.Schema, *, version: bool = True) -> None:
+def check_schema(schema: pa.Schema, *, version: bool = True) -> None:
+    """Raise ValueError for another schema version (unless `version` is false), a column missing or of another type."""
     found = (schema.metadata or {}).get(b"schema_version", b"none").decode(errors="replace")
     if version and found != str(SCHEMA_VERSION):
         raise ValueError(
