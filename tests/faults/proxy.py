@@ -1,7 +1,7 @@
 """A proxy in front of a real store that loses, delays, resets and cuts off what the store answers.
 
-It passes bytes on without understanding them. A client of the store sends one request (a command or a transaction) and
-waits for its answer, so what arrives from the server after a request is that request's answer.
+It reads the protocol (RESP) as far as where a command or an answer ends, so that a fault falls on one request, be it a
+command or a whole transaction, and so that the server has surely acted where it should have.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ DELAY_S = 0.1
 
 
 class Fault(StrEnum):
-    """What happens to one request. In all but the first the server has acted on it."""
+    """What happens to one request."""
 
     UNSENT = "unsent"  # the connection ends before the server has seen the request
-    LOST = "lost"  # ... after the server has answered, before the client has seen anything of it
-    RESET = "reset"  # the same with a RST, which also throws away what was sent before
-    CUT = "cut"  # ... in the middle of the answer
+    LOST = "lost"  # the connection ends when the server has answered, before the client has seen anything of it
+    RESET = "reset"  # it ends there with a RST, which also throws away what was sent before
+    CUT = "cut"  # it ends in the middle of the answer
     DELAYED = "delayed"  # the answer arrives DELAY_S later
 
 
@@ -41,7 +41,7 @@ class Proxy:
         self._relays: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
-        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0, limit=CHUNK)
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
         self.url = f"redis://127.0.0.1:{self._server.sockets[0].getsockname()[1]}/0"
 
     async def stop(self) -> None:
@@ -61,35 +61,15 @@ class Proxy:
             server, to_server = await asyncio.open_unix_connection(self._target.path)
         else:
             server, to_server = await asyncio.open_connection(self._target.hostname, self._target.port)
-        fault: list[Fault | None] = [None]  # of the request that is being answered
+        requests = asyncio.StreamReader()
 
-        async def requests() -> None:
+        async def pump() -> None:
+            """Ends when the client has gone: the server must learn of it although an answer is still to come."""
             while data := await client.read(CHUNK):
-                fault[0] = self.choose(data) or fault[0]
-                if fault[0] is Fault.UNSENT:
-                    self.suffered[Fault.UNSENT] += 1
-                    return
-                to_server.write(data)
-                await to_server.drain()
+                requests.feed_data(data)
 
-        async def answers() -> None:
-            while data := await server.read(CHUNK):
-                suffers, fault[0] = fault[0], None
-                if suffers is not None:
-                    self.suffered[suffers] += 1
-                if suffers is Fault.DELAYED:
-                    await asyncio.sleep(DELAY_S)
-                elif suffers is Fault.CUT:
-                    data = data[: len(data) // 2]
-                if suffers in (None, Fault.DELAYED, Fault.CUT):
-                    to_client.write(data)
-                    await to_client.drain()
-                if suffers is Fault.RESET:
-                    end_with_reset(to_client)
-                if suffers in (Fault.LOST, Fault.RESET, Fault.CUT):
-                    return
-
-        ways = [asyncio.ensure_future(requests()), asyncio.ensure_future(answers())]
+        serve = self._serve(requests, to_client, server, to_server)
+        ways = [asyncio.ensure_future(pump()), asyncio.ensure_future(serve)]
         try:
             await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -99,6 +79,51 @@ class Proxy:
             for writer in (to_client, to_server):
                 with suppress(OSError):
                     writer.close()
+
+    async def _serve(
+        self,
+        requests: asyncio.StreamReader,
+        to_client: asyncio.StreamWriter,
+        server: asyncio.StreamReader,
+        to_server: asyncio.StreamWriter,
+    ) -> None:
+        """One request after the other, until one suffers a fault that ends the connection."""
+        while True:
+            commands = [await value(requests)]
+            if b"MULTI" in commands[0][:20]:
+                while b"EXEC" not in commands[-1][:20]:
+                    commands.append(await value(requests))
+            request = b"".join(commands)
+            fault = self.choose(request)
+            if fault is not None:
+                self.suffered[fault] += 1
+            if fault is Fault.UNSENT:
+                return
+            to_server.write(request)
+            answer = b"".join([await value(server) for _ in commands])
+            if fault is Fault.DELAYED:
+                await asyncio.sleep(DELAY_S)
+            elif fault is Fault.CUT:
+                answer = answer[: len(answer) // 2]
+            if fault in (None, Fault.DELAYED, Fault.CUT):
+                to_client.write(answer)
+                await to_client.drain()
+            if fault is Fault.RESET:
+                end_with_reset(to_client)
+            if fault in (Fault.LOST, Fault.RESET, Fault.CUT):
+                return
+
+
+async def value(stream: asyncio.StreamReader) -> bytes:
+    """The bytes of one RESP value: a command, or an answer."""
+    head = await stream.readuntil(b"\r\n")
+    kind, rest = head[:1], head[1:-2]
+    if kind in b"$=!":  # so many bytes
+        return head if rest == b"-1" else head + await stream.readexactly(int(rest) + 2)
+    if kind in b"*~>%":  # so many values, or pairs of them
+        count = int(rest) * (2 if kind == b"%" else 1)
+        return head + b"".join([await value(stream) for _ in range(max(0, count))])
+    return head
 
 
 def end_with_reset(writer: asyncio.StreamWriter) -> None:

@@ -1,0 +1,50 @@
+"""A whole run whose connections fail all the time trains what it would without."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from asyncrl.buffers.base import State
+from asyncrl.buffers.store import script_text
+from tests.faults.proxy import Fault, every_other, proxied
+from tests.faults.runs import recipe_of, whole_run
+
+STEPS = 8
+SHARE = 0.1  # of all requests that suffer a fault
+
+
+def at_random(seed: int) -> Callable[[bytes], Fault | None]:
+    """Not while a process opens its store: it looks once what is there, and says so."""
+    rng = random.Random(seed)
+    return lambda request: rng.choice(list(Fault)) if b"INFO" not in request and rng.random() < SHARE else None
+
+
+@pytest.mark.faults
+@pytest.mark.asyncio
+@pytest.mark.parametrize("seed", range(2))
+async def test_a_run_over_failing_connections_is_complete_and_its_audit_is_clean(
+    server_url: str, tmp_path: Path, seed: int
+) -> None:
+    recipe = recipe_of(f"proxied-{seed}", steps=STEPS)
+    async with proxied(server_url, at_random(seed)) as proxy:
+        report = await whole_run(proxy.url, recipe, tmp_path)
+        assert all(proxy.suffered.values()), proxy.suffered
+    assert report.problems == []
+    assert report.stats.version == STEPS
+    assert report.stats.states[State.TRAINED] == 2 * STEPS
+    assert report.stats.refused_puts == 0, "each repetition was known as one"
+
+
+@pytest.mark.faults
+@pytest.mark.asyncio
+async def test_where_a_put_has_no_identity_its_repetition_is_a_stranger(server_url: str, tmp_path: Path) -> None:
+    guard = "local again = repeated(t, a)"
+    assert guard in script_text()
+    script = script_text().replace(guard, "local again = nil")
+    async with proxied(server_url, every_other("put", Fault.LOST)) as proxy:
+        report = await whole_run(proxy.url, recipe_of("put-twice", steps=STEPS), tmp_path, script=script)
+    assert report.stats.refused_puts > 0, proxy.suffered
