@@ -122,8 +122,7 @@ async def collector(
     `overrides`: `--set` texts for keys of this host. Raises RunNotFound, RecipeError, BufferError, ModelError before
     the work, RunFailed after.
     """
-    from asyncrl.collectors.service import collect  # loads torch while the learner gets ready
-    from asyncrl.learners.model import ModelError
+    from asyncrl.collectors.service import collect
 
     found = await _wait_for_run(url, run, wait_s, stop)
     if found is None:
@@ -131,14 +130,17 @@ async def collector(
     store, buffer = found
     try:
         recipe = recipe_from_document(buffer.recipe, overrides=overrides)
-        simulated = isinstance(recipe.collector.engine, SimulatedEngine)
-        model_path = None if simulated else await asyncio.to_thread(models.resolve, recipe)
-        use_threads(model_path)
+        bad_input: tuple[type[Exception], ...] = (DataError, TaskError)
+        model_path: Path | None = None
+        if not isinstance(recipe.collector.engine, SimulatedEngine):
+            bad_input += (_model_error(),)
+            model_path = await asyncio.to_thread(models.resolve, recipe)
+            use_threads(model_path)
         member = Member(name=name, incarnation=uuid.uuid4().hex)
         await _work(
             collect(recipe, buffer, member, model_path=model_path, stop=stop),
             f"collector {name}",
-            bad_input=(DataError, TaskError, ModelError),
+            bad_input=bad_input,
         )
     finally:
         await store.close()
@@ -190,6 +192,13 @@ async def _claim_run(store: Store, recipe: Recipe, model_path: Path, *, resume: 
     return await store.create_run(name, recipe=document, recipe_hash=recipe_hash(recipe), limits=limits)
 
 
+def _model_error() -> type[Exception]:
+    """Loads torch and transformers for seconds, of which a simulated collector has no use."""
+    from asyncrl.learners.model import ModelError
+
+    return ModelError
+
+
 async def _wait_for_run(url: str, run: str, wait_s: float, stop: asyncio.Event) -> tuple[Store, RedisBuffer] | None:
     """The run, once store and run are there; None if stopped meanwhile. Raises RunNotFound after `wait_s` seconds."""
     started = time.monotonic()
@@ -204,6 +213,7 @@ async def _wait_for_run(url: str, run: str, wait_s: float, stop: asyncio.Event) 
             return store, buffer
         else:
             missing = f"run {run!r} in the store at {masked(url)}: no learner has created it"
+        _model_error()  # most runs have a model: its libraries are imported while the learner gets ready
         waited = time.monotonic() - started
         if waited >= wait_s:
             if store is not None:
