@@ -23,8 +23,8 @@ class BoundBroken(RuntimeError):
 class Batch:
     """The groups of one step, back to back; N tokens in `rows` sequences.
 
-    trained: in the loss, i.e. sampled, in a scored row, with a finite behaviour logprob. The first token of a sequence
-    never is: nothing predicts it.
+    trained: in the loss, i.e. sampled, in a scored row, not masked for its age, with a finite behaviour logprob. The
+    first token of a sequence never is: nothing predicts it.
     """
 
     token_ids: Tensor  # int64 [N]
@@ -35,6 +35,7 @@ class Batch:
     rewards: NDArray[np.float64]  # [rows]; NaN = unscored
     groups: NDArray[np.int64]  # [rows], ascending, from 0
     nonfinite: int  # sampled tokens of scored rows left out for their behaviour logprob
+    masked: dict[int, int]  # age in versions -> sampled tokens of scored rows left out for it
 
     @property
     def tokens(self) -> int:
@@ -54,6 +55,7 @@ class Batch:
             rewards=np.empty(0, np.float64),
             groups=np.empty(0, np.int64),
             nonfinite=0,
+            masked={},
         )
 
 
@@ -65,8 +67,11 @@ class Microbatch:
     cu_seqlens: Tensor  # int64 [rows' + 1]
 
 
-def make_batch(packed: Packed, *, version: int, max_age: int) -> Batch:
+def make_batch(packed: Packed, *, version: int, max_age: int, mask_older: bool = False) -> Batch:
     """What of `packed` the step that starts from `version` trains.
+
+    mask_older: tokens beyond the bound are left out (the policy `mask`); otherwise there must be none. The group they
+    belong to stays whole: what the others are compared with does not depend on when it is trained.
 
     Raises BoundBroken (see `check_ages`), ValueError for a row that is empty or whose first token counts as sampled.
     """
@@ -79,8 +84,10 @@ def make_batch(packed: Packed, *, version: int, max_age: int) -> Batch:
         raise ValueError(
             f"row {int(sampled[first].argmax())} of the batch has no prompt: nothing predicts its first token"
         )
-    check_ages(packed.versions[sampled], version=version, max_age=max_age)
-    wanted = sampled & np.repeat(~np.isnan(packed.rewards), lengths)
+    scored = np.repeat(~np.isnan(packed.rewards), lengths)
+    masked = sampled & beyond(packed.versions, version=version, max_age=max_age, mask_older=mask_older)
+    check_ages(packed.versions[sampled & ~masked], version=version, max_age=max_age)
+    wanted = sampled & scored & ~masked
     finite = np.isfinite(packed.logprobs)
     trained = wanted & finite
     return Batch(
@@ -92,7 +99,27 @@ def make_batch(packed: Packed, *, version: int, max_age: int) -> Batch:
         rewards=packed.rewards,
         groups=packed.groups,
         nonfinite=int((wanted & ~finite).sum()),
+        masked=tokens_by_age(packed.versions[masked & scored], version=version),
     )
+
+
+def beyond(versions: NDArray[np.int32], *, version: int, max_age: int, mask_older: bool) -> NDArray[np.bool_]:
+    """Which tokens the policy `mask` leaves out of the step that starts from `version`; none without it.
+
+    >>> beyond(np.array([2, 3], np.int32), version=5, max_age=2, mask_older=True).tolist()
+    [True, False]
+    """
+    return versions < version - max_age if mask_older else np.zeros(len(versions), np.bool_)
+
+
+def tokens_by_age(versions: NDArray[np.int32], *, version: int) -> dict[int, int]:
+    """Age in versions -> tokens.
+
+    >>> tokens_by_age(np.array([2, 4, 2], np.int32), version=5)
+    {1: 1, 3: 2}
+    """
+    ages, tokens = np.unique(version - versions.astype(np.int64), return_counts=True)
+    return dict(zip(ages.tolist(), tokens.tolist(), strict=True))
 
 
 def check_ages(versions: NDArray[np.int32], *, version: int, max_age: int) -> None:

@@ -27,6 +27,8 @@ def step_metrics(packed: Packed, batch: Batch, advantages: Advantages, seen: See
         **age_metrics(batch, seen),
         "loss": seen.loss,
         "tokens": seen.tokens,
+        "tokens_masked": sum(batch.masked.values()),
+        "age/masked": {str(age): tokens for age, tokens in batch.masked.items()},
         "nonfinite": batch.nonfinite + seen.nonfinite,
     }
 

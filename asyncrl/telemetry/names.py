@@ -58,6 +58,7 @@ STEP = (
         "age and divergence, over the tokens the step trained, with the weights it started from",
         {
             "age/tokens": 'tokens by age, in versions: `{"0": 812, "1": 190}`',
+            "age/masked": "sampled tokens by age that were older than the bound and left out: over_age `mask` only",
             "age/mean": "over tokens, in versions",
             "age/max": "never above `buffer.max_trajectory_age`",
             "ratio/mean": "probability of a token under these weights over that under the weights that sampled it",
@@ -83,7 +84,8 @@ STEP = (
         "flow",
         {
             "tokens": "sampled tokens trained in this step",
-            "tokens_total": "the same, since the beginning of the run",
+            "tokens_masked": "sampled tokens left out because they were older than the bound (`age/masked`)",
+            "tokens_total": "`tokens`, since the beginning of the run",
             "tokens_per_s": "`tokens` per second of `step_s`",
             "groups": "groups in the batch",
             "buffer": "tickets in each state: `returned issued held leased trained stale filtered failed`",
@@ -112,6 +114,8 @@ EVENTS = {
         "model": "folder",
         "attention": "what computes it",
         "device": "where",
+        "machine": "what decides a step's bits besides its groups: torch, threads, device, ranks",
+        "settings": "what of the recipe does, by key",
     },
     "eval": {
         "lineage": "of the weights",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 
@@ -10,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from asyncrl.learners.advantages import advantages
 from asyncrl.learners.batch import BoundBroken, check_ages, check_lineages, make_batch, microbatches, split_rows
-from asyncrl.schema import Trajectory, pack, to_batch
+from asyncrl.schema import Trajectory, VersionSpan, pack, to_batch
 from asyncrl.staleness import Lineages, Weights
 
 
@@ -67,6 +69,54 @@ def test_tokens_beyond_the_bound_or_from_the_future_are_never_trained(versions: 
     with pytest.raises(BoundBroken, match=why):
         check_ages(np.array(versions, np.int32), version=5, max_age=2)
     check_ages(np.array([3, 4, 5], np.int32), version=5, max_age=2)
+
+
+def mixed_ages(make_row, make_group, *, unscored: bool = False):
+    """One group at step 5: a row of versions 1, 2, 4 and one of version 5."""
+    old = make_row([1], [2, 3, 4], [-1.0, -1.0, -1.0], reward=math.nan if unscored else 1.0)
+    old.versions[1:] = [1, 2, 4]
+    spans = tuple(VersionSpan(Weights(1, v), n, n + 1, "") for n, v in ((1, 1), (2, 2), (3, 4)))
+    rows = [
+        dataclasses.replace(old, spans=spans),
+        make_row([1], [5], [-1.0], reward=0.0, weights=Weights(1, 5), member=1),
+    ]
+    return pack([to_batch(make_group(rows))])
+
+
+def test_mask_leaves_out_the_tokens_beyond_the_bound_and_counts_them_by_age(make_row, make_group) -> None:
+    packed = mixed_ages(make_row, make_group)
+    batch = make_batch(packed, version=5, max_age=2, mask_older=True)
+    assert batch.trained.tolist() == [False, False, False, True, False, True]
+    assert batch.ages.tolist() == [-1, -1, -1, 1, -1, 0]
+    assert batch.masked == {3: 1, 4: 1}
+    assert batch.tokens == 2  # the denominator
+    assert batch.rewards.tolist() == [1.0, 0.0]  # the baseline is that of the whole group
+    assert make_batch(packed, version=5, max_age=4, mask_older=True).masked == {}
+    of_unscored = make_batch(mixed_ages(make_row, make_group, unscored=True), version=5, max_age=2, mask_older=True)
+    assert (of_unscored.masked, of_unscored.tokens) == ({}, 1)  # they were never to be trained
+
+
+def test_without_the_mask_the_learners_own_check_refuses_the_same_tokens(make_row, make_group, monkeypatch) -> None:
+    """Negative control: what `mask` lets through is checked as anywhere else."""
+    packed = mixed_ages(make_row, make_group)
+    with pytest.raises(BoundBroken, match="age 4"):
+        make_batch(packed, version=5, max_age=2)
+    monkeypatch.setattr("asyncrl.learners.batch.beyond", lambda versions, **_: np.zeros(len(versions), bool))
+    with pytest.raises(BoundBroken, match="age 4"):
+        make_batch(packed, version=5, max_age=2, mask_older=True)
+    monkeypatch.undo()
+    with pytest.raises(BoundBroken, match="does not exist yet"):
+        make_batch(packed, version=4, max_age=2, mask_older=True)
+
+
+@pytest.mark.parametrize("kind", ["group-mean-std", "group-mean", "leave-one-out"])
+def test_what_a_row_is_worth_is_the_same_at_every_use(make_row, make_group, kind) -> None:
+    packed = mixed_ages(make_row, make_group)
+    batches = [make_batch(packed, version=version, max_age=2, mask_older=True) for version in (5, 6, 7)]
+    worth = [advantages(batch.rewards, batch.groups, kind).values.tolist() for batch in batches]
+    assert worth[0] == worth[1] == worth[2]
+    assert [batch.tokens for batch in batches] == [2, 2, 1]
+    assert [sum(batch.masked.values()) for batch in batches] == [2, 2, 3]
 
 
 def test_tokens_of_a_rewound_branch_are_never_trained() -> None:
