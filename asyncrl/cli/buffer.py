@@ -29,13 +29,21 @@ def buffer() -> None:
     help="Where its data lie; a later start continues with them.",
 )
 @click.option("--password-env", metavar="NAME", help="The environment variable that holds the store's password.")
-def serve(listen: str | None, folder: Path, password_env: str | None) -> int:
+@click.option(
+    "--tls",
+    "certificates",
+    metavar="DIR",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Serve TLS with tls.crt and tls.key of this folder; with a ca.crt, clients need a certificate signed by it.",
+)
+def serve(listen: str | None, folder: Path, password_env: str | None, certificates: Path | None) -> int:
     """Serve a store until SIGINT or SIGTERM, for `asyncrl learner` and `asyncrl collector`.
 
     If it is killed it is started again, with its data and at its address.
-    An address that other machines can reach needs --password-env.
+    An address that other machines can reach needs --password-env, or --tls with a ca.crt.
     """
     from asyncrl.buffers.server import EmbeddedServer
+    from asyncrl.buffers.tls import Tls
     from asyncrl.runtime import signals
     from asyncrl.runtime.store_keeper import TICK_S, StoreKeeper
 
@@ -45,7 +53,8 @@ def serve(listen: str | None, folder: Path, password_env: str | None) -> int:
         password = os.environ.get(password_env)
         if not password:
             raise click.UsageError(f"--password-env {password_env}: that environment variable is not set")
-    server = EmbeddedServer(folder, listen=address, password=password)
+    tls = Tls.of(certificates) if certificates else None
+    server = EmbeddedServer(folder, listen=address, password=password, tls=tls)
 
     async def main(stop: asyncio.Event) -> int:
         async with server:
