@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncrl import schema
-from asyncrl.schema import Group, Trajectory, VersionSpan, decode, digest, encode, pack, to_batch, validate
+from asyncrl.schema import Group, Trajectory, VersionSpan, decode, decode_all, digest, encode, pack, to_batch, validate
 from asyncrl.staleness import Weights
 
 TOKEN_COLUMNS = tuple(schema.TOKEN_COLUMNS)
@@ -228,6 +228,9 @@ def test_a_dishonest_row_is_refused_by_row_and_column(make_group, make_trajector
     with pytest.raises(ValueError, match=message):
         decode(stream(batch, batch.schema))
     assert decode(stream(batch, batch.schema), check=False).num_rows == 2  # control: only the validation refuses it
+    good = encode(make_group(ticket=3))
+    with pytest.raises(ValueError, match=f"payload 1: {message}"):
+        decode_all([good, stream(batch, batch.schema), good])
 
 
 def test_token_columns_with_other_offsets_are_refused(make_group):
@@ -303,3 +306,29 @@ def test_what_the_store_must_know_is_read_off_the_batch(make_group, make_traject
 def test_foreign_bytes_are_refused_with_a_value_error(payload):
     with pytest.raises(ValueError):
         decode(payload)
+
+
+@given(st.lists(groups(), min_size=1, max_size=4))
+def test_groups_decoded_together_are_those_decoded_one_by_one(several):
+    payloads = [encode(group) for group in several]
+    for one, other in zip(decode_all(payloads), map(decode, payloads), strict=True):
+        assert one.serialize() == other.serialize()  # not `equals`: NaN is there
+
+
+def test_no_group_is_taken_for_a_part_of_another(make_group, make_trajectory):
+    """The same members, other tickets, other lineages, other columns: allowed between groups, refused within one."""
+    several = [make_group(ticket=7), make_group(make_trajectory(0, lineage=2), ticket=8, lineage=2)]
+    extra = to_batch(make_group(ticket=9))
+    extra = extra.append_column("routing", pa.array([1, 2]))
+    payloads = [*(encode(group) for group in several), stream(extra, extra.schema)]
+    assert [batch.column("ticket")[0].as_py() for batch in decode_all(payloads)] == [7, 8, 9]
+    wrong = to_batch(make_group(make_trajectory(0, lineage=2), ticket=8, lineage=1))
+    with pytest.raises(ValueError, match="payload 3: row 0, column lineage: 1, but the newest span is of lineage 2"):
+        decode_all([*payloads, stream(wrong, wrong.schema)])
+    assert decode_all([]) == []
+
+
+def test_a_damaged_payload_is_named_by_its_place(make_group):
+    good = encode(make_group())
+    with pytest.raises(ValueError, match="payload 2: truncated"):
+        decode_all([good, good, good[:-8]])
