@@ -1,7 +1,7 @@
 """A Redis-protocol server as the buffer's store: connecting, refusing what would lose data, creating and finding runs.
 
-Works with Redis >= 6.2 and Valkey >= 7.2, embedded, on a host or managed; ACL users need `~asyncrl:*`, `+@all` less
-`@admin`. Nothing here ever flushes or lists the whole key space.
+Works with Redis >= 6.2 and Valkey >= 7.2, embedded, on a host or managed; what an ACL user needs: ACL_RULES. Nothing
+here ever flushes or lists the whole key space.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from importlib import resources
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 import msgspec
 from redis import exceptions
@@ -24,6 +24,7 @@ from redis.backoff import ExponentialBackoff
 from redis.exceptions import AuthenticationError, NoScriptError, RedisError
 
 from asyncrl.buffers.base import PROTOCOL_VERSION, BufferError, Fenced, Limits, UnknownMember
+from asyncrl.config.secrets import masked
 from asyncrl.schema import SCHEMA_VERSION
 
 if TYPE_CHECKING:
@@ -34,6 +35,10 @@ OLDEST_REDIS = (6, 2)  # first with every command the scripts use
 CONNECT_S = 5.0  # a server that does not answer a PING for so long is unreachable
 COMMAND_S = 30.0  # no script of ours runs for so long; a hung server must not hang us
 RETRIES = 6  # with backoff up to 1 s: a restart of the server is ridden out; every operation is safe to repeat
+ACL_RULES = "~asyncrl:* +@all -@admin -@dangerous +info"
+
+URL_OPTIONS = ("db", "ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_check_hostname")
+"""What may stand after the `?`. Not ssl_cert_reqs: a certificate that nobody looks at protects nobody."""
 
 
 class StoreAway(BufferError):
@@ -55,10 +60,7 @@ class RunExists(BufferError):
 
 def shown(url: str) -> str:
     """A URL as it may be printed: the password is ***."""
-    parts = urlsplit(url)
-    if parts.password is None:
-        return url
-    return url.replace(f":{parts.password}@", ":***@", 1)
+    return masked(url)
 
 
 def script_text() -> str:
@@ -224,6 +226,9 @@ async def open_store(url: str) -> Store:
     """Connect, check and load the scripts. Raises BufferError naming the URL, what is wrong and the fix."""
     if urlsplit(url).scheme not in ("redis", "rediss", "unix"):
         raise BufferError(f"store {shown(url)}: not a URL of a store; use redis://, rediss:// or unix://")
+    for option in parse_qs(urlsplit(url).query, keep_blank_values=True):
+        if option not in URL_OPTIONS:
+            raise BufferError(f"store {shown(url)}: ?{option}= is none of what its URL may have: {', '.join(URL_OPTIONS)}")
     refuse_public(url)
     retry = Retry(ExponentialBackoff(cap=1.0, base=0.05), RETRIES)
     client = Redis.from_url(url, socket_timeout=None, socket_connect_timeout=CONNECT_S, retry=retry)
@@ -249,7 +254,16 @@ async def _check(url: str) -> None:
         raise BufferError(
             f"store {shown(url)} refused the login: {error}; check user and password in buffer.url"
         ) from None
+    except exceptions.NoPermissionError as error:
+        raise BufferError(
+            f"store {shown(url)} lets this user do too little ({error}); give it the rules {ACL_RULES}"
+        ) from None
     except (RedisError, OSError, TimeoutError) as error:
+        if "CERTIFICATE_VERIFY_FAILED" in str(error):
+            raise BufferError(
+                f"store {shown(url)} shows a certificate that is not trusted here ({error}); name the authority that "
+                "signed it: rediss://...?ssl_ca_certs=/path/ca.crt"
+            ) from None
         raise BufferError(
             f"store {shown(url)} is unreachable ({str(error) or type(error).__name__}); start it with "
             "`asyncrl buffer serve`, or correct buffer.url"
