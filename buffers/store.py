@@ -228,7 +228,7 @@ async def open_store(url: str) -> Store:
         raise BufferError(f"store {shown(url)}: not a URL of a store; use redis://, rediss:// or unix://")
     for option in parse_qs(urlsplit(url).query, keep_blank_values=True):
         if option not in URL_OPTIONS:
-            raise BufferError(f"store {shown(url)}: ?{option}= is none of what its URL may have: {', '.join(URL_OPTIONS)}")
+            raise BufferError(f"store {shown(url)}: ?{option}= is unknown; it may have {', '.join(URL_OPTIONS)}")
     refuse_public(url)
     retry = Retry(ExponentialBackoff(cap=1.0, base=0.05), RETRIES)
     client = Redis.from_url(url, socket_timeout=None, socket_connect_timeout=CONNECT_S, retry=retry)
