@@ -97,7 +97,8 @@ class Store:
         self.sha = ""
 
     async def load(self) -> None:
-        self.sha = str(await self.client.script_load(self.script))
+        async with self.answering("loading the scripts"):
+            self.sha = str(await self.client.script_load(self.script))
 
     @asynccontextmanager
     async def answering(self, what: str) -> AsyncIterator[None]:
@@ -118,7 +119,8 @@ class Store:
     def failure(self, what: str, error: RedisError) -> BufferError:
         """What the client's error means to callers."""
         kind = StoreAway if may_pass(error) else BufferError
-        return kind(f"store {shown(self.url)}: {what} failed: {error}")
+        advice = f"; give this user the rules {ACL_RULES}" if isinstance(error, exceptions.NoPermissionError) else ""
+        return kind(f"store {shown(self.url)}: {what} failed: {error}{advice}")
 
     async def run_script(self, prefix: str, operation: str, arguments: Any, now: str = "") -> Any:
         """One atomic operation. Raises BufferError for what the script refuses or the server cannot do."""
@@ -256,7 +258,7 @@ async def _check(url: str) -> None:
         ) from None
     except exceptions.NoPermissionError as error:
         raise BufferError(
-            f"store {shown(url)} lets this user do too little ({error}); give it the rules {ACL_RULES}"
+            f"store {shown(url)} does not say what it is: {error}; give this user the rules {ACL_RULES}"
         ) from None
     except (RedisError, OSError, TimeoutError) as error:
         if "CERTIFICATE_VERIFY_FAILED" in str(error):
