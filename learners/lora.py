@@ -11,7 +11,7 @@ the engine x W', which agree to float32 rounding.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -106,6 +106,12 @@ def served_weights(model: PreTrainedModel) -> ServedWeights:
         elif not any(part.startswith("lora_") for part in key.split(".")):
             parts.append((key, tensor, None))
     return ServedWeights(parts, tied)
+
+
+def in_dtype(tensors: Iterable[tuple[str, torch.Tensor]], dtype: str) -> Iterator[tuple[str, torch.Tensor]]:
+    """Weights in the type that engines compute in ("bfloat16"), one tensor at a time; what is no float stays."""
+    for name, tensor in tensors:
+        yield name, tensor.to(getattr(torch, dtype)) if tensor.is_floating_point() else tensor
 
 
 def save_model(model: PreTrainedModel, folder: Path) -> None:

@@ -13,7 +13,7 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,13 +24,14 @@ from asyncrl.buffers.archive import Archive
 from asyncrl.buffers.base import Buffer, BufferError, Fenced, Lease, Limits, MemberStats, Stats
 from asyncrl.config.recipe import Recipe
 from asyncrl.learners import checkpoint as checkpoints
+from asyncrl.learners.arithmetic import machine, settings
 from asyncrl.learners.batch import check_lineages
 from asyncrl.learners.checkpoint import Checkpoint
 from asyncrl.learners.commands import Begin, Gather, Train
 from asyncrl.learners.diagnostics import step_metrics
 from asyncrl.learners.evaluation import Evaluations, stored_evaluations
 from asyncrl.learners.limits import limits_of
-from asyncrl.learners.lora import served_weights
+from asyncrl.learners.lora import in_dtype, served_weights
 from asyncrl.learners.model import load_tokenizer, longest_sequence
 from asyncrl.learners.optimize import Update
 from asyncrl.learners.parallel import ALONE, Ranks
@@ -166,6 +167,8 @@ async def _begin(
             "model": str(source),
             "attention": trainer.model.config._attn_implementation,
             "device": str(trainer.model.device),
+            "machine": machine(trainer.model.device, ranks=ranks.size),
+            "settings": settings(recipe),
         }
     )
     return _Learner(
@@ -333,7 +336,9 @@ class _Learner:
         await asyncio.to_thread(self._gather)
         served = served_weights(self.trainer.whole)
         document = await asyncio.to_thread(
-            lambda: self.transport.publish(self.weights, self._as_served(served), tied=served.tied, in_use=in_use)
+            lambda: self.transport.publish(
+                self.weights, in_dtype(served, self.recipe.model.dtype), tied=served.tied, in_use=in_use
+            )
         )
         parent, forked = self.lineages.forks[self.lineage]
         fork = {"parent": parent, "version": forked}
@@ -342,11 +347,6 @@ class _Learner:
         )
         self.published = self.version
         return time.monotonic() - started
-
-    def _as_served(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
-        dtype = getattr(torch, self.recipe.model.dtype)
-        for name, tensor in tensors:
-            yield name, tensor.to(dtype) if tensor.is_floating_point() else tensor
 
     async def checkpoint(self) -> None:
         """Save the current version, unless it is saved already. Its commit was acknowledged before."""

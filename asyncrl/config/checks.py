@@ -163,6 +163,11 @@ def _check_learner(recipe: Recipe) -> None:
             f"(learner.groups_per_step) and a group is never split: some ranks would never train. Use "
             f"{learner.groups_per_step} ranks or fewer, or raise learner.groups_per_step"
         )
+    if recipe.run.deterministic and learner.ranks > 1:
+        raise RecipeError(
+            f"run.deterministic is true with learner.ranks {learner.ranks}: ranks add their shares in their own "
+            "order, which no replay can make again. Use one rank, or leave run.deterministic out"
+        )
     if recipe.collector.group_size == 1:
         raise RecipeError(
             f"collector.group_size is 1, but objective.advantage {recipe.objective.advantage} compares the answers to "

@@ -33,7 +33,9 @@ def derive(recipe: Recipe) -> Derived:
     window = (buffer.max_trajectory_age + 1) * recipe.learner.groups_per_step
     group_bytes = max_group_bytes(collector.group_size, recipe.model.max_length or collector.sampling.max_tokens + 1)
     slots = collector.engine.slots
-    if slots is None:  # as many as admission can fill
+    if slots is None and recipe.run.deterministic and buffer.max_trajectory_age == 0:
+        slots = 1  # which requests share a forward depends on timing, and rounds each a little differently
+    elif slots is None:  # as many as admission can fill
         slots = math.ceil(min(MOST_SLOTS, window * collector.group_size) / collector.engines)
     return Derived(
         trajectories_per_step=recipe.learner.groups_per_step * collector.group_size,

@@ -99,7 +99,6 @@ _TOO_COMMON = {"n", "name", "path", "interval", "max_tokens", "group_size"}
 PLANNED = frozenset(
     {
         *(f"telemetry.{name}" for name in ("prometheus", "print_completions")),
-        "run.deterministic",
         *(f"buffer.{name}" for name in ("order", "max_uses", "dynamic_sampling")),
         *(f"collector.{name}" for name in ("devices", "max_turns", "max_concurrent_groups")),
         *(f"collector.sampling.{name}" for name in ("min_p", "seed")),

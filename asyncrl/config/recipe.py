@@ -30,6 +30,7 @@ class Run(Section, frozen=True, kw_only=True):
     output_dir: str | None = None  # the run's own folder, new or empty; null: runs/<name>-<date>-<n>
     max_steps: Positive = 60  # learner steps
     seed: NonNegative = 0  # order of prompts, sampling and the warm start of builtin:tiny are functions of it
+    deterministic: bool = False  # one thread and sums in a fixed order: a step can be replayed bit for bit
     grace_s: Seconds = 60.0  # what the first SIGINT or SIGTERM leaves for a checkpoint
     no_progress_s: Seconds = 1800.0  # no step for so long ends the run, with the name of what it waits for
 

@@ -71,9 +71,13 @@ async def learner(recipe: Recipe, *, url: str, folder: Path, resume: bool, stop:
     try:
         # The run appears when its model is there: a collector on this host then finds the built-in one made.
         model_path = await asyncio.to_thread(models.resolve, recipe)
-        use_threads(model_path, recipe.learner.ranks)
+        use_threads(model_path, recipe.learner.ranks, deterministic=recipe.run.deterministic)
         buffer = await _claim_run(store, recipe, model_path, resume=resume)
-        from asyncrl.learners.model import ModelError  # loads torch, as does the next
+        from asyncrl.learners.arithmetic import fix_order  # loads torch, as do the next
+        from asyncrl.learners.model import ModelError
+
+        if recipe.run.deterministic:
+            fix_order()
 
         async def work() -> None:
             async with ranks_of(recipe, url=url, folder=folder, stop=stop) as ranks:
@@ -135,7 +139,7 @@ async def collector(
         if not isinstance(recipe.collector.engine, SimulatedEngine):
             bad_input += (_model_error(),)
             model_path = await asyncio.to_thread(models.resolve, recipe)
-            use_threads(model_path)
+            use_threads(model_path, deterministic=recipe.run.deterministic)
         member = Member(name=name, incarnation=uuid.uuid4().hex)
         await _work(
             collect(recipe, buffer, member, model_path=model_path, stop=stop),
@@ -244,8 +248,9 @@ async def _work(work: Awaitable[None], what: str, *, bad_input: tuple[type[Excep
         raise RunFailed(f"{what} failed: {type(error).__name__}: {error}") from error
 
 
-def use_threads(model_path: Path | None, ranks: int = 1) -> None:
-    """Give torch in this process the threads that suit the model (`models.threads`), shared by a learner's ranks."""
+def use_threads(model_path: Path | None, ranks: int = 1, *, deterministic: bool = False) -> None:
+    """Give torch in this process the threads that suit the model (`models.threads`), shared by a learner's ranks; with
+    `deterministic` one, since several add in an order of their own."""
     import torch
 
-    torch.set_num_threads(max(1, models.threads(model_path) // ranks))
+    torch.set_num_threads(1 if deterministic else max(1, models.threads(model_path) // ranks))

@@ -78,6 +78,7 @@ MISTAKES = {
     "collector: {engine: vllm}": ("collector.engine", "a mapping that starts with `type:`"),
     # rules that cross keys
     "learner: {ranks: 17}": ("learner.ranks is 17", "16 groups", "Use 16 ranks or fewer"),
+    "run: {deterministic: true}\nlearner: {ranks: 2}": ("run.deterministic is true", "learner.ranks 2", "Use one rank"),
     "learner: {ranks: 0}": ("learner.ranks is 0", "1 or more"),
     "collector: {group_size: 1}": ("collector.group_size is 1", "objective.advantage", "Use 2 or more"),
     "collector: {min_members: 1}": ("collector.min_members is 1", "2 or more, or null"),

@@ -135,6 +135,9 @@ def test_derived_numbers_follow_from_the_recipe(load: Load) -> None:
     long = derive(load("model: {max_length: 40960}\ncollector: {group_size: 16}").recipe)
     assert long.group_bytes == max_group_bytes(16, 40960)
     assert derive(load("collector: {engine: {slots: 4}}").recipe).engine_slots == 4
+    one = load("run: {deterministic: true}", flags={"max_trajectory_age": 0})
+    assert derive(one.recipe).engine_slots == 1
+    assert derive(load("run: {deterministic: true}").recipe).engine_slots == 256
 
 
 def test_the_hash_is_of_what_the_run_is_not_of_where_it_lies(load: Load) -> None:
