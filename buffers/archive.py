@@ -124,6 +124,13 @@ class Archive:
             raise ValueError(f"{path}: {error}") from error
         return groups
 
+    def stamps(self, step: Weights) -> set[tuple[Weights, str]]:
+        """Which weights sampled what a step trained, each with the checksum that its collector stamped on the row.
+
+        Raises FileNotFoundError that names the step if it has no part."""
+        rows = pq.read_table(self._existing(step), columns=["spans"])["spans"].to_pylist()
+        return {(Weights(span["lineage"], span["version"]), span["checksum"]) for row in rows for span in row}
+
     def table(self, branch: Branch | None = None, columns: Sequence[str] | None = None) -> pa.Table:
         """Rows of a branch (left out: the surviving one), by step and in the order trained; `columns` limits what is
         read. An archive without parts gives a ValueError."""

@@ -17,6 +17,7 @@ BAD_INPUT = (
     ("asyncrl.data.jsonl", "DataError"),
     ("asyncrl.learners.cache", "BuiltinModelError"),
     ("asyncrl.learners.model", "ModelError"),
+    ("asyncrl.learners.recording", "ReplayError"),
     ("asyncrl.learners.sft_service", "SftError"),
     ("asyncrl.runtime.evaluation", "TargetError"),
     ("asyncrl.runtime.folder", "RunFolderError"),
@@ -29,7 +30,11 @@ BAD_INPUT = (
 module is not loaded cannot have been raised."""
 
 
-FAILED_WORK = (("asyncrl.benchmarks.runs", "RunError"), ("asyncrl.runtime.processes", "RunFailed"))
+FAILED_WORK = (
+    ("asyncrl.benchmarks.runs", "RunError"),
+    ("asyncrl.learners.checkpoint", "CheckpointError"),
+    ("asyncrl.runtime.processes", "RunFailed"),
+)
 """What went wrong after the work had begun."""
 
 
