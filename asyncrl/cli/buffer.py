@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from asyncrl.cli.buffer_replay import replay
 from asyncrl.cli.errors import FAILED, Failure
 
 STOP_S = 15.0
@@ -16,6 +17,9 @@ STOP_S = 15.0
 @click.group()
 def buffer() -> None:
     """Serve a store; audit a run's ledger."""
+
+
+buffer.add_command(replay)
 
 
 @buffer.command()
