@@ -67,6 +67,7 @@ class Optimizer:
             [{"params": matrices, "weight_decay": config.weight_decay}, {"params": vectors, "weight_decay": 0.0}],
             lr=config.learning_rate,
             betas=config.betas,
+            fused=True,  # one pass over each parameter: the update of a small model is all call overhead otherwise
         )
         self.updates = 0  # applied ones; skipped steps do not advance the warm-up
         self.skipped_in_a_row = 0
