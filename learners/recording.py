@@ -67,7 +67,7 @@ class Recording:
                 for weights, checksum in self.archive.stamps(step):
                     found.setdefault(weights.version, set()).add(checksum)
             except FileNotFoundError as error:
-                later = [version for version in sorted(self.kept) if version > step.version]
+                later = [version for version in sorted(self.kept) if version > step.version and self.steps(version)]
                 way = f"; --from {later[0]} replays from the checkpoint after it" if later else ""
                 raise ReplayError(f"{error}{way}") from None
         return found
