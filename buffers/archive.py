@@ -56,7 +56,8 @@ class Archive:
         path = self._path(Weights(lineage, step))
         temporary = path.with_suffix(".tmp")
         try:
-            pq.write_table(table, temporary, compression="zstd")
+            # No dictionaries: of tokens and log-probs, which repeat little, they double the time and the size.
+            pq.write_table(table, temporary, compression="zstd", use_dictionary=False)
             _sync(temporary)
             temporary.replace(path)
         finally:

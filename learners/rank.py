@@ -15,7 +15,7 @@ from asyncrl.learners.commands import Begin, Gather, Train
 from asyncrl.learners.parallel import Sharded
 from asyncrl.learners.shares import as_message
 from asyncrl.learners.trainer import Trainer
-from asyncrl.schema import decode
+from asyncrl.schema import decode_all
 
 
 async def follow(recipe: Recipe, buffer: Buffer, ranks: Sharded, *, model_path: Path) -> None:
@@ -47,4 +47,4 @@ async def _fetched(buffer: Buffer, command: Train, rank: int) -> list[pa.RecordB
     own = replace(
         lease, ordinals=tuple(lease.ordinals[n] for n in share), headers=tuple(lease.headers[n] for n in share)
     )
-    return [decode(payload) for payload in await buffer.payloads(own)]
+    return decode_all(await buffer.payloads(own))

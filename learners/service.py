@@ -38,7 +38,7 @@ from asyncrl.learners.parallel import ALONE, Ranks
 from asyncrl.learners.phase import Phase, PhaseFile
 from asyncrl.learners.summary import summarise
 from asyncrl.learners.trainer import Trainer
-from asyncrl.schema import decode, span_weights
+from asyncrl.schema import decode_all, span_weights
 from asyncrl.staleness import Lineages, Weights
 from asyncrl.telemetry.metrics import MetricsWriter
 from asyncrl.weights.base import Publisher
@@ -239,6 +239,7 @@ class _Learner:
     tokens_total: int  # trained since the beginning of the run
     saved: int | None  # version of the newest checkpoint on this branch
     published: int | None = None
+    published_bytes: int = 0
     consumed: list[tuple[int, int]] = field(default_factory=list)  # (lineage, step) since that checkpoint
     started: float = field(default_factory=time.monotonic)
     last_step: float = field(default_factory=time.monotonic)
@@ -294,12 +295,13 @@ class _Learner:
 
         ended = commit.ended or self.version >= self.recipe.run.max_steps
         publish_s = 0.0
+        stats = await self.buffer.stats()
         if ended or self.version % self.recipe.weights.publish_every == 0:
-            publish_s = await self.publish()
+            publish_s = await self.publish(stats)
         now = time.monotonic()
         step_s, self.last_step = now - self.last_step, now
         times = {"step_s": step_s, "wait_s": wait_s, "train_s": train_s, "publish_s": publish_s}
-        self._write_metrics({**record, **times}, await self.buffer.stats())
+        self._write_metrics({**record, **times}, stats)
         if self.version % self.recipe.learner.checkpoint.every_steps == 0:
             await self.checkpoint()
             self.last_step = time.monotonic()
@@ -310,7 +312,7 @@ class _Learner:
 
     def _compute(self, lease: Lease, payloads: list[bytes]) -> tuple[dict[str, Any], Update]:
         """From payloads to changed weights and an archive part; runs in a thread, so that the loop lives."""
-        batches = [decode(payload) for payload in payloads]
+        batches = decode_all(payloads)
         for groups in batches:
             check_lineages(span_weights(groups), lineages=self.lineages, current=self.lineage)
         step = self.trainer.prepare(batches, version=lease.step)
@@ -325,14 +327,15 @@ class _Learner:
         }
         return record, update
 
-    async def publish(self) -> float:
-        """Make the current weights available to collectors; seconds it took. Nothing happens if they are already."""
+    async def publish(self, stats: Stats | None = None) -> float:
+        """Make the current weights available to collectors; seconds it took. Nothing happens if they are already.
+
+        stats: of a moment ago; left out, they are asked for."""
         if self.published == self.version:
             return 0.0
         self.enter(Phase.PUBLISHING)
         started = time.monotonic()
-        stats = await self.buffer.stats()
-        in_use = in_use_by(stats.members)
+        in_use = in_use_by((stats or await self.buffer.stats()).members)
         await asyncio.to_thread(self._gather)
         served = served_weights(self.trainer.whole)
         document = await asyncio.to_thread(
@@ -346,6 +349,7 @@ class _Learner:
             self.weights, {**document, "lineage": self.lineage, "version": self.version, "fork": fork}
         )
         self.published = self.version
+        self.published_bytes = served.elements * getattr(torch, self.recipe.model.dtype).itemsize
         return time.monotonic() - started
 
     async def checkpoint(self) -> None:
@@ -388,7 +392,6 @@ class _Learner:
 
     def _write_metrics(self, record: dict[str, Any], stats: Stats) -> None:
         groups = {state.value: count for state, count in stats.states.items()}
-        itemsize = getattr(torch, self.recipe.model.dtype).itemsize
         self.metrics.write(
             {
                 "step": self.version,
@@ -404,7 +407,7 @@ class _Learner:
                 "lost_tokens": dict(stats.lost_tokens),
                 "lost_seconds": dict(stats.lost_seconds),
                 "weights/publish_s": record["publish_s"],
-                "weights/bytes": served_weights(self.trainer.whole).elements * itemsize,
+                "weights/bytes": self.published_bytes,
                 "collectors": {m.name: m.serving.version if m.serving else None for m in stats.members if m.alive},
                 "waiting": self.waited_for,
             }
