@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,13 @@ from asyncrl.buffers.store import Store, open_store
 from asyncrl.collectors.service import collect
 from asyncrl.config.convert import convert
 from asyncrl.config.recipe import Recipe, to_builtins
-from asyncrl.schema import decode, max_group_bytes
-from asyncrl.staleness import Weights
+from asyncrl.schema import decode, max_group_bytes, span_weights
+from asyncrl.staleness import Lineages, Weights
 
 RUN_S = 60.0  # a run of these takes about two seconds
 ROOT = Weights(0, 0)
+
+Clock = Callable[[], float]
 
 
 def recipe_of(name: str, *, steps: int = 12, **sections: dict[str, Any]) -> Recipe:
@@ -75,19 +78,30 @@ async def leased(buffer: Buffer, weights: Weights) -> Lease:
     return found
 
 
-async def step(buffer: Buffer, archive: Archive, weights: Weights, fork: Weights = ROOT) -> Weights:
-    """Lease, archive, commit, announce; the weights after it. The run's last batch may be an empty one."""
+async def step(
+    buffer: Buffer, archive: Archive, weights: Weights, fork: Weights = ROOT, *, skipped: bool = False
+) -> Weights:
+    """Lease, archive, commit, announce; the weights after it: the same ones if nothing is left to train."""
     lease = await leased(buffer, weights)
-    if lease.ordinals:
-        archive.write(*weights, [decode(payload) for payload in await buffer.payloads(lease)])
-        await buffer.commit(*weights)
-        weights = Weights(weights.lineage, weights.version + 1)
-        await announce(buffer, weights, fork)
+    if not lease.ordinals:
+        return weights
+    groups = [decode(payload) for payload in await buffer.payloads(lease)]
+    tree = Lineages({lineage: tuple(origin) for lineage, origin in (await buffer.stats()).forks.items()})
+    dead = [name for group in groups for name in span_weights(group) if not tree.is_ancestor(name, weights.lineage)]
+    assert not dead, f"step {weights} would train tokens of dead weights {dead}"
+    archive.write(*weights, groups)
+    await buffer.commit(*weights, skipped=skipped)
+    weights = Weights(weights.lineage, weights.version + 1)
+    await announce(buffer, weights, fork)
     return weights
 
 
-async def whole_run(url: str, recipe: Recipe, folder: Path, *, collectors: int = 2, script: str = "") -> Report:
-    """Run to the end, each part over connections of its own, and audit. `script`: one with a guard removed."""
+@asynccontextmanager
+async def collecting(
+    url: str, recipe: Recipe, *, collectors: int = 2, script: str = "", clock: Clock | None = None, **limits: Any
+) -> AsyncIterator[RedisBuffer]:
+    """A learner's buffer of a new run, and collectors that work for it, each over connections of its own, until the run
+    has been finished. `script`: the server's, with a guard removed."""
     async with asyncio.timeout(RUN_S), AsyncExitStack() as stack:
 
         async def opened() -> Store:
@@ -98,15 +112,31 @@ async def whole_run(url: str, recipe: Recipe, folder: Path, *, collectors: int =
                 await store.load()
             return store
 
-        buffer, archive = await create(await opened(), recipe), Archive(folder / "archive")
-        members = [Member(f"c{n}", f"c{n}-1") for n in range(collectors)]
-        found = [await (await opened()).find_run(recipe.run.name) for _ in members]
+        buffer = await create(await opened(), recipe, **limits)
+        joined = [await (await opened()).find_run(recipe.run.name) for _ in range(collectors)]
+        buffer.clock = clock
         async with asyncio.TaskGroup() as group:
-            for member, joined in zip(members, found, strict=True):
-                assert joined is not None
-                group.create_task(collect(recipe, joined, member, model_path=None, stop=asyncio.Event()))
-            weights = await begin(buffer)
-            while weights.version < recipe.run.max_steps:
-                weights = await step(buffer, archive, weights)
-            await buffer.finish()
-        return await audit(buffer, archive)
+            for n, own in enumerate(joined):
+                assert own is not None
+                own.clock = clock
+                member = Member(f"c{n}", f"c{n}-1")
+                group.create_task(collect(recipe, own, member, model_path=None, stop=asyncio.Event()))
+            yield buffer
+
+
+async def to_the_end(buffer: Buffer, archive: Archive, weights: Weights, fork: Weights = ROOT) -> None:
+    """Train from `weights` until the run's last step, and finish it."""
+    while (
+        weights.version < buffer.limits.max_steps and (after := await step(buffer, archive, weights, fork)) != weights
+    ):
+        weights = after
+    await buffer.finish()
+
+
+async def whole_run(url: str, recipe: Recipe, folder: Path, **how: Any) -> Report:
+    """Run to the end, and audit."""
+    archive = Archive(folder / "archive")
+    async with collecting(url, recipe, **how) as buffer:
+        await to_the_end(buffer, archive, await begin(buffer))
+        report = await audit(buffer, archive)
+    return report
