@@ -50,7 +50,7 @@ async def train(buffer: Buffer, archive: Archive, weights: Weights, *, until: in
 
 
 async def rewound(url: str, name: str, folder: Path, script: str = "") -> list[str]:
-    """Five steps, a checkpoint of version 2, collectors that serve version 5; then a learner that starts from 2. Returns
+    """Five steps, a checkpoint of version 2, collectors at version 5, then a learner that starts from 2. Returns
     what is wrong at the end."""
     archive = Archive(folder / "archive")
     async with collecting(url, recipe_of(name, steps=STEPS), script=script) as buffer:
