@@ -31,10 +31,13 @@ def replay(run: str | None, start: int, check: bool, out: Path | None, overrides
     RUN is a folder or a name; left out: the newest. Needs its archive, no store and no collector. With
     run.deterministic the same weights come out, bit for bit.
     """
+    from asyncrl.runtime import folder as folders
+
+    folder = folders.find(run)  # before what takes seconds to import
     from transformers.utils import logging as transformers_logging
 
     from asyncrl.runtime.replay import replay_run
 
-    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    same = replay_run(run, start=start, out=out, overrides=overrides, on_line=click.echo)
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # of loading a model: over in no time
+    same = replay_run(folder, start=start, out=out, overrides=overrides, on_line=click.echo)
     return FAILED if check and not same else 0

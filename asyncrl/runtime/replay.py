@@ -11,24 +11,23 @@ from asyncrl.learners.arithmetic import fix_order
 from asyncrl.learners.model import load_tokenizer
 from asyncrl.learners.recording import read_recording
 from asyncrl.learners.replay import Compared, replay
-from asyncrl.runtime import folder as folders
 from asyncrl.runtime import models
 
 
 def replay_run(
-    run: str | None,
+    folder: Path,
     *,
     start: int,
     out: Path | None,
     overrides: Sequence[str],
     on_line: Callable[[str], None],
 ) -> bool:
-    """Replay a run from version `start` on, telling each version in a line; whether every trace it left is the same.
+    """Replay the run in `folder` from version `start` on, telling each version in a line; whether all it left is the
+    same, the weights that the replay started from aside.
 
-    run: a folder, a name, None for the newest. overrides: `--set` texts for keys of this host. out: where the last
-    version is written. Raises RunFolderError, RecipeError, ModelError, ReplayError, CheckpointError.
+    overrides: `--set` texts for keys of this host. out: where the last version is written. Raises RecipeError,
+    ModelError, ReplayError, CheckpointError.
     """
-    folder = folders.find(run)
     recipe = recipe_from_document(parse((folder / "recipe.yaml").read_text()), overrides=overrides)
     fix_order()
     recording = read_recording(folder, recipe)

@@ -1,4 +1,4 @@
-"""A recorded run, resumed once, trained again from its archive: equal bit for bit, and whatever was changed is named."""
+"""A recorded run, resumed once, trained again from its archive: equal bit for bit, and what was changed is named."""
 
 from __future__ import annotations
 
