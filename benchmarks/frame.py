@@ -7,6 +7,7 @@ least one *control*: the same measurement with the thing it measures removed, wh
 from __future__ import annotations
 
 import importlib
+import inspect
 import os
 import platform
 from collections.abc import Callable, Sequence
@@ -79,10 +80,15 @@ class Result:
         }
 
 
-def run(name: str, *, quick: bool, command: str, say: Say) -> Result:
+def options_of(name: str) -> set[str]:
+    """What the benchmark `name` can be asked for beyond what each can be."""
+    return set(inspect.signature(importlib.import_module(BENCHMARKS[name][0]).measure).parameters) - {"quick", "say"}
+
+
+def run(name: str, *, quick: bool, command: str, say: Say, **options: Any) -> Result:
     """Measure the benchmark `name` of BENCHMARKS. quick: fewer and smaller rows, minutes at most. command: what the
-    person typed, for the record. say: called with a line whenever a row is done."""
-    measured: Measured = importlib.import_module(BENCHMARKS[name][0]).measure(quick=quick, say=say)
+    person typed, for the record. say: called with a line whenever a row is done. options: out of `options_of`."""
+    measured: Measured = importlib.import_module(BENCHMARKS[name][0]).measure(quick=quick, say=say, **options)
     return Result(
         name=name,
         machine=machine(),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -21,16 +21,23 @@ ALL = "all"
 @click.command(epilog="\b\n" + "\n".join(f"{name:<15}{line}" for name, (_, line) in BENCHMARKS.items()))
 @click.argument("name", type=click.Choice([*BENCHMARKS, ALL]))
 @click.option("--json", "file", type=click.Path(path_type=Path, dir_okay=False), help="Write rows and targets to FILE.")
-@click.option("--quick/--full", default=False, help="Fewer and smaller rows, or all of them (the default).")
-def bench(name: str, file: Path | None, quick: bool) -> int:
+@click.option("--quick", "size", flag_value="quick", help="Fewer and smaller rows.")
+@click.option("--full", "size", flag_value="full", help="Also the rows that a benchmark leaves out by default.")
+@click.option("--kills", type=click.IntRange(min=1), help="How many, of soak.")
+def bench(name: str, file: Path | None, size: str | None, kills: int | None) -> int:
     """Run one benchmark, or all; a target that is not met is said, and makes the exit code 1."""
     from asyncrl.benchmarks import frame
 
     command = " ".join(["asyncrl", *sys.argv[1:]])
-    results = [
-        frame.run(chosen, quick=quick, command=command, say=click.echo)
-        for chosen in (BENCHMARKS if name == ALL else [name])
-    ]
+    results = []
+    for chosen in BENCHMARKS if name == ALL else [name]:
+        taken = frame.options_of(chosen)
+        options: dict[str, Any] = {"full": True} if size == "full" and "full" in taken else {}
+        if kills is not None and "kills" in taken:
+            options["kills"] = kills
+        elif kills is not None and name != ALL:
+            raise click.UsageError(f"--kills is an option of soak, {name} has none")
+        results.append(frame.run(chosen, quick=size == "quick", command=command, say=click.echo, **options))
     if file is not None:
         documents = [result.document() for result in results]
         file.write_text(json.dumps(documents if name == ALL else documents[0], indent=2, allow_nan=False) + "\n")

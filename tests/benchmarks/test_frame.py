@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from asyncrl.benchmarks import BENCHMARKS
-from asyncrl.benchmarks.frame import Result, Target, machine, run
+from asyncrl.benchmarks.frame import Result, Target, machine, options_of, run
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,10 @@ def test_a_result_is_written_with_everything_needed_to_compare_it() -> None:
 @pytest.mark.parametrize("name", BENCHMARKS)
 def test_every_benchmark_has_the_one_function_that_is_called(name: str) -> None:
     module = importlib.import_module(BENCHMARKS[name][0])
-    assert list(inspect.signature(module.measure).parameters) == ["quick", "say"]
+    first, second, *options = inspect.signature(module.measure).parameters.values()
+    assert [first.name, second.name] == ["quick", "say"]
+    assert options_of(name) == {option.name for option in options}
+    assert all(option.default is not option.empty for option in options)
     assert module.__doc__
 
 
