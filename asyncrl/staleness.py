@@ -7,7 +7,9 @@ Symbols, as in the design and the buffer's contract:
     V   version the next step starts from
     s   version a collector serves
     lo  of a ticket: issued -> the version it was issued for; held or leased -> its oldest trainable token's version
-    due lo + k: the last step that may train the ticket
+        (under `mask` its newest one: older tokens are left out when they are trained)
+    r   uses a ticket still owes: how often it is to be trained
+    due lo + k: the last step that may train the ticket; the i-th of r uses is due r - i steps earlier
 
 The server-side scripts (`buffers/scripts/common.lua`) state the same rules; `tests/buffers` drives both with the same
 random operations, so that a difference fails.
@@ -50,6 +52,17 @@ def due(lo: int, max_age: int) -> int:
     return lo + max_age
 
 
+def use_dues(lo: int, max_age: int, uses: int) -> range:
+    """When each of a ticket's remaining uses is due, the first one first: a step trains a ticket once at most, so that
+    r uses need r steps, of which `due` is the last.
+
+    >>> list(use_dues(4, max_age=2, uses=2))
+    [5, 6]
+    """
+    last = due(lo, max_age)
+    return range(last - uses + 1, last + 1)
+
+
 def room(*, max_age: int, groups_per_step: int, version: int, serving: int) -> int:
     """How many live tickets of lower ordinal plus its own a collector serving `serving` may see: (1 + k - (V - s)) x B.
 
@@ -67,7 +80,7 @@ def due_test(owed: Mapping[int, int], *, first_step: int, groups_per_step: int) 
     """Whether everything owed can still be trained in time: for every j >= 0, the uses due at or before step
     `first_step` + j number at most (j + 1) x B.
 
-    owed: due step -> number of live tickets with that due. One due before `first_step` is already lost and fails it.
+    owed: due step -> uses of live tickets with that due. One due before `first_step` is already lost and fails it.
 
     >>> due_test({5: 2, 6: 2}, first_step=5, groups_per_step=2)
     True
@@ -84,11 +97,13 @@ def due_test(owed: Mapping[int, int], *, first_step: int, groups_per_step: int) 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A live ticket as the choice of a batch sees it. `lo` is its promise while issued, its oldest token once held."""
+    """A live ticket as the choice of a batch sees it. `lo` is its promise while issued, its oldest token once held;
+    `uses` how often it is still to be trained."""
 
     ordinal: int
     held: bool
     lo: int
+    uses: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,8 +139,11 @@ def choose_batch(
     ready = [c for c in live if c.held and in_window(c.lo, version=version, max_age=max_age)]
     late = tuple(c.ordinal for c in live if not c.held)
 
+    def first_due(c: Candidate) -> int:
+        return use_dues(c.lo, max_age, c.uses)[0]
+
     def due_now(c: Candidate) -> bool:
-        return due(c.lo, max_age) <= version
+        return first_due(c) <= version
 
     in_sight = {c.ordinal for c in live[:visible]}
     first = sorted(
@@ -136,7 +154,7 @@ def choose_batch(
     if len(first) == groups_per_step and (not guard_dues or _dues_hold(live, first, version, max_age, groups_per_step)):
         return Choice(batch=tuple(c.ordinal for c in first))
     if guard_dues and len(ready) >= groups_per_step:
-        earliest = sorted(ready, key=lambda c: (due(c.lo, max_age), c.ordinal))[:groups_per_step]
+        earliest = sorted(ready, key=lambda c: (first_due(c), c.ordinal))[:groups_per_step]
         if _dues_hold(live, earliest, version, max_age, groups_per_step):
             return Choice(batch=tuple(c.ordinal for c in earliest))
     return Choice(waiting_for=late)
@@ -148,10 +166,14 @@ def _dues_hold(
     taken = {c.ordinal for c in batch}
     owed: dict[int, int] = {}
     for c in live:
-        if c.ordinal not in taken:
-            step = due(c.lo, max_age)
+        left = use_dues(c.lo, max_age, c.uses)
+        for step in left[1:] if c.ordinal in taken else left:  # a batch trains each of its tickets once
             owed[step] = owed.get(step, 0) + 1
     return due_test(owed, first_step=version + 1, groups_per_step=groups_per_step)
+
+
+ENDLESS = 2**53
+"""More versions than any run has; exact in a double, which is what scripts on the server count with."""
 
 
 @dataclass(slots=True)
@@ -168,13 +190,20 @@ class Lineages:
         >>> tree.is_ancestor(Weights(1, 5), 2), tree.is_ancestor(Weights(1, 6), 2), tree.is_ancestor(Weights(2, 6), 2)
         (True, False, True)
         """
-        limit: int | None = None
-        lineage = current
-        while True:
-            if lineage == name.lineage:
-                return limit is None or name.version <= limit
-            if lineage not in self.forks:
-                return False
-            parent, forked = self.forks[lineage]
-            limit = forked if limit is None else min(limit, forked)
-            lineage = parent
+        limit = self.last_of(name.lineage, current)
+        return limit is not None and name.version <= limit
+
+    def last_of(self, lineage: int, current: int) -> int | None:
+        """The last version of `lineage` on the path from the current one: where the path leaves it, ENDLESS for the
+        current lineage itself; None if it is not on the path.
+
+        >>> Lineages({1: (0, 0), 2: (1, 5)}).last_of(1, current=2)
+        5
+        """
+        limit = ENDLESS
+        while current != lineage:
+            if current not in self.forks:
+                return None
+            current, forked = self.forks[current]
+            limit = min(limit, forked)
+        return limit

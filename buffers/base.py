@@ -20,10 +20,10 @@ from typing import Any, Literal, Protocol
 
 from asyncrl.staleness import Weights
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 """Version of keys, scripts and replies together. Another one is refused by name, never guessed at."""
 
-OverAge = Literal["wait", "drop"]
+OverAge = Literal["wait", "drop", "mask", "requeue"]
 
 
 class State(StrEnum):
@@ -38,6 +38,9 @@ class State(StrEnum):
     FILTERED = "filtered"  # carries nothing to learn from, by the recipe's own choice
     FAILED = "failed"  # bad data, or it lost too many collectors
 
+
+FORFEITED = "forfeited/"
+"""Prefix of reasons that count uses, not tickets: a group that was trained less often than `max_uses`."""
 
 LIVE = (State.RETURNED, State.ISSUED, State.HELD, State.LEASED)
 TERMINAL = (State.TRAINED, State.STALE, State.FILTERED, State.FAILED)
@@ -75,6 +78,8 @@ class Limits:
     ticket_progress_s: float = 300.0  # no token, tool call or score for so long: the ticket is returned
     no_progress_s: float = 1800.0  # of the run; caps the straggler deadline
     max_losses: int = 3  # collectors a ticket may lose before it fails as `poison`
+    max_uses: int = 1  # steps that train a group, as far as the window allows
+    group_size: int = 1  # members of a group: turns tokens so far into a length per member
 
     def __post_init__(self) -> None:
         if self.max_age < 0:
@@ -85,10 +90,13 @@ class Limits:
             raise ValueError(
                 f"lookahead is {self.lookahead}; it must be 1 to 2: beyond 2 held groups expire under `wait`"
             )
-        if self.publish_every + 1 > self.max_age + 2:
+        if self.max_uses < 1:
+            raise ValueError(f"max_uses is {self.max_uses}; it must be 1 or more")
+        if self.publish_every + self.max_uses > self.max_age + 2:
             raise ValueError(
-                f"publish_every {self.publish_every} with max_trajectory_age {self.max_age} would deadlock: collectors "
-                f"would wait for weights that come too late; use at most {self.max_age + 1}"
+                f"publish_every {self.publish_every} with max_trajectory_age {self.max_age} and max_uses "
+                f"{self.max_uses} would deadlock: collectors would wait for weights that come too late; publish_every "
+                f"+ max_uses may be at most max_trajectory_age + 2 = {self.max_age + 2}"
             )
         need = (self.max_age + 1) * self.groups_per_step * self.group_bytes
         if self.max_bytes < need:
@@ -162,6 +170,7 @@ class Lease:
     attempt: int  # of this lease: `release` raises it
     ordinals: tuple[int, ...]
     headers: tuple[GroupHeader, ...]
+    uses: tuple[int, ...] = ()  # steps that have trained each of them before: 0 is a fresh one
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +180,17 @@ class Waiting:
     for_ordinals: tuple[int, ...]
     members: tuple[str, ...]  # collectors that hold those tickets
     reason: str
+    since: float = 0.0  # unix seconds, the store's clock
+
+
+@dataclass(frozen=True, slots=True)
+class Blocked:
+    """A party that waits in the store right now, for `asyncrl status`."""
+
+    who: str  # "learner", or a collector's name
+    waits_for: str  # the predicate
+    since: float  # unix seconds, the store's clock
+    unblocked_by: str  # who could make it true
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,28 +237,42 @@ class Stats:
     waiting: Waiting | None  # what the learner waits for now
     checkpoint: int | None  # newest version covered by a checkpoint
     forks: Mapping[int, Weights]  # lineage -> (parent lineage, version where it forked)
-    dues: Mapping[int, int]  # due step -> issued and held tickets
+    dues: Mapping[int, int]  # due step -> uses that issued and held tickets owe
     error: str | None  # why the run ended, if it failed
+    # lost_tokens and lost_seconds also have "returned/<reason>": work that was thrown away and done again.
+    returns: Mapping[str, int]  # reason -> times that a ticket went back to be issued again
+    lost_reward: Mapping[str, float]  # mean reward of the groups that ended so, where known; "trained/trained" as well
+    lost_length: Mapping[str, float]  # mean tokens of a member, by the same keys; of cancelled work: so far
+    filtered_in_row: int  # tickets that ended as `filtered` since a group was last held
+    quarantined: int  # payloads that were damaged or foreign, and set aside
+    archived: Mapping[str, int]  # "state/reason" -> rows that moved to the archive's ledger; `states` counts them too
+    blocked: Sequence[Blocked]  # who waits right now
+    time: float  # of this snapshot: unix seconds, the store's clock
 
     @property
     def lost(self) -> dict[str, int]:
         """Tickets that ended without being trained, by state and reason."""
-        return {reason: n for reason, n in self.reasons.items() if n and not reason.startswith(f"{State.TRAINED}/")}
+        trained = (f"{State.TRAINED}/", FORFEITED)
+        return {reason: n for reason, n in self.reasons.items() if n and not reason.startswith(trained)}
 
 
 @dataclass(frozen=True, slots=True)
 class TicketRow:
-    """One ledger row, for `audit` and `show`."""
+    """One ledger row, for `audit`, `ls` and `show`."""
 
     ordinal: int
     state: State
     attempt: int
     reason: str
-    trained: Weights | None  # (lineage, step) that trained it
+    trained: Weights | None  # (lineage, step) that trained it last
     owner: str
     lo: int | None
     has_payload: bool
     size: int  # bytes of the payload, 0 where there is none
+    uses: tuple[Weights, ...] = ()  # every (lineage, step) that trained it
+    losses: int = 0  # collectors it has lost
+    requeues: int = 0  # times it was returned because it was over age
+    times: Mapping[str, float] = field(default_factory=dict)  # issued, put, leased, ended: unix s, the store's clock
 
 
 class Buffer(Protocol):
@@ -288,9 +322,12 @@ class Buffer(Protocol):
         reason: str,
         tokens: int,
         seconds: float,
+        reward: float | None = None,
+        length: float = 0.0,
     ) -> PutResult:
         """End a ticket without a group: `data` and `filtered` are terminal, `infrastructure` returns it (bounded by
-        max_losses), `cancelled` returns it without counting a loss."""
+        max_losses), `cancelled` returns it without counting a loss. `tokens`, `seconds`, `reward` (mean over scored
+        members) and `length` (mean tokens of a member): what is lost by that."""
 
     # --- learner ----------------------------------------------------------------------------------------------------
     async def lease(self, lineage: int, step: int, *, wait_s: float) -> Lease | Waiting:
@@ -306,8 +343,27 @@ class Buffer(Protocol):
     async def commit(self, lineage: int, step: int, *, skipped: bool = False) -> Commit:
         """The one atomic act that marks a batch trained and moves V to step + 1. Raises Fenced."""
 
-    async def checkpointed(self, lineage: int, version: int) -> None:
-        """A checkpoint of `version` is on disk; its commit was acknowledged before. Payloads no rewind can need go."""
+    async def quarantine(self, lineage: int, step: int, ordinals: Sequence[int], reason: str) -> None:
+        """These groups of the leased batch are damaged or foreign. Their payloads are set aside for inspection (the
+        newest few), their tickets returned as a loss, and the lease is given back: lease again."""
+
+    async def checkpointed(self, lineage: int, version: int, *, oldest: int | None = None) -> None:
+        """A checkpoint of `version` is on disk; its commit was acknowledged before. `oldest`: version of the oldest one
+        that is kept on this branch (None: this one). What no rewind can need goes: payloads now, rows by `archived`."""
+
+    async def settled(self, lineage: int, *, limit: int) -> list[TicketRow]:
+        """Up to `limit` terminal rows that no rewind can touch any more, since the oldest checkpoint covers them."""
+
+    async def archived(self, lineage: int, ordinals: Sequence[int]) -> None:
+        """These settled rows are in the archive's ledger, synced: they leave the store, which keeps their sums."""
+
+    async def adopt(self, forks: Mapping[int, Weights]) -> None:
+        """For a store that lost its newest writes: teach it the lineages it no longer knows, and rewind it to where
+        they forked. Raises BufferError where it knows one of them differently."""
+
+    async def recommit(self, lineage: int, step: int, tickets: Sequence[tuple[int, int]]) -> Commit:
+        """For such a store: step `step`, which must be its V, trained these (ordinal, attempt), by the learner's own
+        archive. Ordinals below them that it does not know are returned. Repeating it is answered, not repeated."""
 
     async def new_lineage(self, *, parent: Weights | None, limits: Limits) -> int:
         """A learner starts, from weights `parent` (None: the initial ones). Fences the old learner, then rewinds."""
@@ -339,6 +395,18 @@ class Buffer(Protocol):
 
     async def snapshot(self) -> tuple[Stats, list[TicketRow]]:
         """The sums and every ledger row by ordinal, in one atomic snapshot: what `audit` compares."""
+
+    async def row(self, ordinal: int) -> TicketRow | None:
+        """One ledger row; None if the ticket was never issued or its row is in the archive's ledger."""
+
+    async def rows(self, *, states: Sequence[State], start: int = 0, limit: int = 100) -> list[TicketRow]:
+        """Rows in these states from ordinal `start` on, by ordinal."""
+
+    async def payload(self, ordinal: int) -> bytes | None:
+        """The group of a held or leased ticket as it lies there, unchecked; None where there is none."""
+
+    async def quarantined(self) -> dict[str, bytes]:
+        """ "ordinal:attempt" -> payload that was set aside."""
 
     async def close(self) -> None:
         """Let go of the connection; the run stays in the store."""

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from asyncrl.buffers.base import (
     Beat,
+    Blocked,
     BufferError,
     Commit,
     FailKind,
@@ -29,7 +30,7 @@ from asyncrl.buffers.base import (
     TicketRow,
     Waiting,
 )
-from asyncrl.buffers.reference.common import Wait
+from asyncrl.buffers.reference.common import TicketState, Wait, Work
 from asyncrl.buffers.reference.model import Model
 from asyncrl.schema import digest
 from asyncrl.staleness import Weights
@@ -51,12 +52,18 @@ class MemoryBuffer:
         self.run = run
         self.recipe = dict(recipe or {})
         self.clock = clock
-        self.model = Model(limits)
+        self._model = Model(limits)
         self._changed: dict[str, asyncio.Event] = {}
 
     @property
     def limits(self) -> Limits:
         return self.model.limits
+
+    @property
+    def model(self) -> Model:
+        """The model, at the present time."""
+        self._model.at(self.clock())
+        return self._model
 
     def _event(self, key: str) -> asyncio.Event:
         return self._changed.setdefault(key, asyncio.Event())
@@ -76,26 +83,32 @@ class MemoryBuffer:
             return
         event.clear()
 
+    def _again(self, wait: Wait) -> float:
+        """When asking again could help without being woken."""
+        return self.clock() + wait.within_s + DEADLINE_SLACK_S
+
     # --- collectors -------------------------------------------------------------------------------------------------
 
     async def join(self, member: Member, info: Mapping[str, Any]) -> None:
-        self.model.join(member, info, self.clock())
+        self.model.join(member, info)
         self._wake()
 
     async def leave(self, member: Member) -> None:
-        self.model.leave(member, self.clock())
+        self.model.leave(member)
         self._wake()
 
     async def tickets(self, member: Member, *, seq: int, want: int, wait_s: float) -> list[Ticket]:
         limit = self.clock() + wait_s
         while True:
-            answer = self.model.tickets(member, seq, want, self.clock())
+            answer = self.model.tickets(member, seq, want)
             self._wake()
             if not isinstance(answer, Wait):
                 return answer
             if self.clock() >= limit:
                 return []
-            await self._wait(f"tickets:{member.incarnation}", min(limit, answer.deadline + DEADLINE_SLACK_S))
+            await self._wait(
+                f"tickets:{member.incarnation}", min(limit, self.clock() + answer.within_s + DEADLINE_SLACK_S)
+            )
 
     async def beat(
         self,
@@ -106,7 +119,7 @@ class MemoryBuffer:
         progress: Mapping[tuple[int, int], int],
         info: Mapping[str, Any],
     ) -> Beat:
-        revoked = self.model.beat(member, serving, checksum, progress, info, self.clock())
+        revoked = self.model.beat(member, serving, checksum, progress, info)
         self._wake()
         model = self.model
         mine = model.evaluation is not None and model.evaluation_claim in ("", member.incarnation)
@@ -123,17 +136,26 @@ class MemoryBuffer:
         await self._wait(f"nudge:{member.incarnation}", self.clock() + wait_s)
 
     async def put(self, member: Member, header: GroupHeader, payload: bytes) -> PutResult:
-        while (answer := self.model.put(member, header, payload, self.clock())) is None:
+        while (answer := self.model.put(member, header, payload)) is None:
             await self.nudge(member, 1.0)
         self._wake()
         return answer
 
     async def fail(
-        self, member: Member, ordinal: int, attempt: int, *, kind: FailKind, reason: str, tokens: int, seconds: float
+        self,
+        member: Member,
+        ordinal: int,
+        attempt: int,
+        *,
+        kind: FailKind,
+        reason: str,
+        tokens: int,
+        seconds: float,
+        reward: float | None = None,
+        length: float = 0.0,
     ) -> PutResult:
-        while (
-            answer := self.model.fail(member, ordinal, attempt, kind, reason, tokens, seconds, self.clock())
-        ) is None:
+        work = Work(tokens, seconds, reward, length)
+        while (answer := self.model.fail(member, ordinal, attempt, kind, reason, work)) is None:
             await self.nudge(member, 1.0)
         self._wake()
         return answer
@@ -143,17 +165,18 @@ class MemoryBuffer:
     async def lease(self, lineage: int, step: int, *, wait_s: float) -> Lease | Waiting:
         limit = self.clock() + wait_s
         while True:
-            answer = self.model.lease(lineage, step, self.clock())
+            answer = self.model.lease(lineage, step)
             self._wake()
             if not isinstance(answer, Wait):
                 return answer
             if self.clock() >= limit:
                 return self._waiting(answer)
-            await self._wait("learner", min(limit, answer.deadline + DEADLINE_SLACK_S))
+            await self._wait("learner", min(limit, self._again(answer)))
 
     def _waiting(self, wait: Wait) -> Waiting:
         owners = tuple(dict.fromkeys(self.model.all[n].owner_name for n in wait.for_ordinals))
-        return waiting_words(wait.for_ordinals, owners, len(self.model.members))
+        since = self.model.learner_waits
+        return waiting_words(wait.for_ordinals, owners, len(self.model.members), since or 0.0)
 
     async def payloads(self, lease: Lease) -> list[bytes]:
         found = []
@@ -163,24 +186,47 @@ class MemoryBuffer:
         return found
 
     async def release(self, lineage: int, step: int) -> bool:
-        released = self.model.release(lineage, step, self.clock())
+        released = self.model.release(lineage, step)
         self._wake()
         return released
 
     async def commit(self, lineage: int, step: int, *, skipped: bool = False) -> Commit:
-        commit = self.model.commit(lineage, step, skipped, self.clock())
+        commit = self.model.commit(lineage, step, skipped)
         self._wake()
         return commit
 
-    async def checkpointed(self, lineage: int, version: int) -> None:
-        self.model.checkpointed(lineage, version)
+    async def quarantine(self, lineage: int, step: int, ordinals: Sequence[int], reason: str) -> None:
+        self.model.quarantine(lineage, step, ordinals, reason)
+        self._wake()
+
+    async def checkpointed(self, lineage: int, version: int, *, oldest: int | None = None) -> None:
+        self.model.checkpointed(lineage, version, oldest)
+
+    async def settled(self, lineage: int, *, limit: int) -> list[TicketRow]:
+        return [self._row(t) for t in self.model.settled(lineage, limit)]
+
+    async def archived(self, lineage: int, ordinals: Sequence[int]) -> None:
+        self.model.archived(lineage, ordinals)
 
     async def new_lineage(self, *, parent: Weights | None, limits: Limits) -> int:
         lineage = self.model.new_lineage(parent, limits)
-        while not self.model.sweep_chunk(lineage, self.clock()):
+        self._sweep(lineage)
+        return lineage
+
+    async def adopt(self, forks: Mapping[int, Weights]) -> None:
+        model = self.model
+        model.adopt(forks)
+        self._sweep(model.lineage)
+
+    def _sweep(self, lineage: int) -> None:
+        while not self.model.sweep_chunk(lineage):
             pass
         self._wake()
-        return lineage
+
+    async def recommit(self, lineage: int, step: int, tickets: Sequence[tuple[int, int]]) -> Commit:
+        commit = self.model.recommit(lineage, step, tickets)
+        self._wake()
+        return commit
 
     async def announce(self, weights: Weights, document: Mapping[str, Any]) -> None:
         self.model.announce(weights, document)
@@ -213,20 +259,22 @@ class MemoryBuffer:
         self._wake()
 
     async def stats(self) -> Stats:
-        model, now = self.model, self.clock()
+        model = self.model
         members = [
             MemberStats(
                 name=m.member.name,
                 incarnation=m.member.incarnation,
                 serving=m.serving,
                 checksum=m.checksum,
-                alive=now - m.beat_at <= model.limits.member_timeout_s,
-                beat_age_s=now - m.beat_at,
+                alive=model.now - m.beat_at <= model.limits.member_timeout_s,
+                beat_age_s=model.now - m.beat_at,
                 issued=len(m.owned),
                 progress=m.info,
             )
             for m in sorted(model.members.values(), key=lambda m: (m.member.name, m.member.incarnation))
         ]
+        waiting = self._waiting(model.waiting) if model.waiting else None
+        refused = [(model.members[m].member.name, *why) for m, why in model.refusals().items()]
         return Stats(
             run=self.run,
             phase=model.phase,
@@ -242,35 +290,60 @@ class MemoryBuffer:
             bytes_held=model.held_bytes,
             bytes_kept=model.kept_bytes,
             members=members,
-            waiting=self._waiting(model.waiting) if model.learner_waits and model.waiting else None,
+            waiting=waiting,
             checkpoint=model.checkpoint,
             forks={lineage: Weights(*origin) for lineage, origin in model.tree.forks.items()},
             dues=dict(model.dues),
             error=model.error,
+            returns=dict(model.returns),
+            lost_reward={key: total / n for key, (total, n) in model.rewards.items()},
+            lost_length={key: total / n for key, (total, n) in model.lengths.items()},
+            filtered_in_row=model.filtered_in_row,
+            quarantined=model.quarantined,
+            archived=dict(model.gone),
+            blocked=blocked_words(waiting, refused),
+            time=model.clock,
         )
 
     async def snapshot(self) -> tuple[Stats, list[TicketRow]]:
-        rows = [
-            TicketRow(
-                ordinal=t.ordinal,
-                state=t.state,
-                attempt=t.attempt,
-                reason=t.reason,
-                trained=t.trained,
-                owner=t.owner_name,
-                lo=t.lo if t.state in (State.ISSUED, State.HELD, State.LEASED) else None,
-                has_payload=t.ordinal in self.model.payload,
-                size=t.size,
-            )
-            for _, t in sorted(self.model.all.items())
-        ]
-        return await self.stats(), rows
+        return await self.stats(), [self._row(t) for _, t in sorted(self.model.all.items())]
+
+    async def row(self, ordinal: int) -> TicketRow | None:
+        ticket = self.model.all.get(ordinal)
+        return self._row(ticket) if ticket else None
+
+    async def rows(self, *, states: Sequence[State], start: int = 0, limit: int = 100) -> list[TicketRow]:
+        found = [t for n, t in sorted(self.model.all.items()) if n >= start and t.state in states]
+        return [self._row(t) for t in found[:limit]]
+
+    def _row(self, t: TicketState) -> TicketRow:
+        return TicketRow(
+            ordinal=t.ordinal,
+            state=t.state,
+            attempt=t.attempt,
+            reason=t.reason,
+            trained=t.last_use,
+            owner=t.owner_name,
+            lo=self.model.edge(t) if t.state in (State.ISSUED, State.HELD, State.LEASED) else None,
+            has_payload=t.ordinal in self.model.payload,
+            size=t.size,
+            uses=tuple(t.uses),
+            losses=t.losses,
+            requeues=t.requeues,
+            times=dict(t.times),
+        )
+
+    async def payload(self, ordinal: int) -> bytes | None:
+        return self.model.payload.get(ordinal)
+
+    async def quarantined(self) -> dict[str, bytes]:
+        return dict(self.model.aside)
 
     async def close(self) -> None:
         return None
 
 
-def waiting_words(ordinals: tuple[int, ...], owners: tuple[str, ...], members: int) -> Waiting:
+def waiting_words(ordinals: tuple[int, ...], owners: tuple[str, ...], members: int, since: float) -> Waiting:
     """Who a learner waits for, said so that a person can act."""
     if ordinals:
         shown = ", ".join(map(str, ordinals[:4])) + (f" and {len(ordinals) - 4} more" if len(ordinals) > 4 else "")
@@ -279,7 +352,33 @@ def waiting_words(ordinals: tuple[int, ...], owners: tuple[str, ...], members: i
         reason = "a collector to join (none is connected)"
     else:
         reason = "collectors to serve weights of this lineage and take tickets"
-    return Waiting(ordinals, owners, reason)
+    return Waiting(ordinals, owners, reason, since)
+
+
+REFUSALS = {
+    "no_weights": ("weights of this lineage to serve", "the learner's announcement, then its own staging"),
+    "no_rows": ("a row that is not given out yet", "nobody: the data's rows and epochs are used up"),
+    "room": ("room: as much as the age bound allows is in work", "the learner's next commit"),
+    "due": ("room: another ticket would make a held one expire", "the learner's next commit"),
+    "steps": ("room: the steps that are left have their groups", "nobody, unless a ticket comes back"),
+    "bytes": ("bytes: buffer.max_bytes is reserved or held", "the learner's next commit"),
+    "turn": ("its turn among the waiting collectors", "its next beat"),
+}
+"""Guard that refuses a ticket (`Tickets._admit`) -> what its collector waits for, and who could end that."""
+
+
+def blocked_words(waiting: Waiting | None, refused: Sequence[tuple[str, str, float]]) -> tuple[Blocked, ...]:
+    """The learner, and (name, guard, since) of collectors, as rows of `asyncrl status`."""
+    found = []
+    if waiting is not None:
+        by = ", ".join(waiting.members) or (
+            "a collector" if not waiting.for_ordinals else "nobody: no collector owns them"
+        )
+        found.append(Blocked("learner", waiting.reason, waiting.since, by))
+    for name, guard, since in sorted(refused):
+        what, by = REFUSALS[guard]
+        found.append(Blocked(name, what, since, by))
+    return tuple(found)
 
 
 def checked_payload(header: GroupHeader, payload: bytes | None) -> bytes:

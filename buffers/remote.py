@@ -31,7 +31,7 @@ from asyncrl.buffers.base import (
     TicketRow,
     Waiting,
 )
-from asyncrl.buffers.memory import DEADLINE_SLACK_S, checked_payload, waiting_words
+from asyncrl.buffers.memory import DEADLINE_SLACK_S, blocked_words, checked_payload, waiting_words
 from asyncrl.buffers.store import Store, answer_of, limits_doc, run_prefix, shown
 from asyncrl.staleness import Weights
 
@@ -62,6 +62,25 @@ def header_of(doc: Mapping[str, Any]) -> GroupHeader:
         digest=doc["digest"],
         reward=doc.get("reward"),
         length=float(doc["length"]),
+    )
+
+
+def row_of(doc: Mapping[str, Any]) -> TicketRow:
+    uses = tuple(Weights(*use) for use in doc["uses"] or ())
+    return TicketRow(
+        ordinal=doc["ordinal"],
+        state=State(doc["state"]),
+        attempt=doc["attempt"],
+        reason=doc["reason"],
+        trained=uses[-1] if uses else None,
+        owner=doc["owner"],
+        lo=doc["lo"],
+        has_payload=doc["has_payload"],
+        size=doc["size"],
+        uses=uses,
+        losses=doc["losses"],
+        requeues=doc["requeues"],
+        times={name: float(at) for name, at in (doc["times"] or {}).items()},
     )
 
 
@@ -185,7 +204,17 @@ class RedisBuffer:
         raise BufferError(f"store {shown(self.store.url)}: the server does not keep the scripts that it is given")
 
     async def fail(
-        self, member: Member, ordinal: int, attempt: int, *, kind: FailKind, reason: str, tokens: int, seconds: float
+        self,
+        member: Member,
+        ordinal: int,
+        attempt: int,
+        *,
+        kind: FailKind,
+        reason: str,
+        tokens: int,
+        seconds: float,
+        reward: float | None = None,
+        length: float = 0.0,
     ) -> PutResult:
         while True:
             reply = await self._call(
@@ -196,8 +225,7 @@ class RedisBuffer:
                 attempt=attempt,
                 kind=kind,
                 reason=reason,
-                tokens=tokens,
-                seconds=seconds,
+                work={"tokens": tokens, "seconds": seconds, "reward": reward, "length": length},
             )
             if reply["answer"] != "retry":
                 answer: PutResult = reply["answer"]
@@ -217,10 +245,13 @@ class RedisBuffer:
                     attempt=reply["attempt"],
                     ordinals=tuple(reply["ordinals"] or ()),
                     headers=tuple(header_of(h) for h in reply["headers"] or ()),
+                    uses=tuple(reply["uses"] or ()),
                 )
             left = limit - time.monotonic()
             if left <= 0:
-                return waiting_words(tuple(reply["wait"] or ()), tuple(reply["owners"] or ()), reply["members"])
+                return waiting_words(
+                    tuple(reply["wait"] or ()), tuple(reply["owners"] or ()), reply["members"], float(reply["since"])
+                )
             await self._wait("learner", min(left, _until(reply)))
 
     async def payloads(self, lease: Lease) -> list[bytes]:
@@ -228,9 +259,8 @@ class RedisBuffer:
         for at in range(0, len(lease.headers), FETCH_GROUPS):
             headers = lease.headers[at : at + FETCH_GROUPS]
             fields = [f"{h.ordinal}:{h.attempt}" for h in headers]
-            async with self.store.answering(f"groups of step {lease.step}"):
-                values = await self.store.client.hmget(f"{self.prefix}:payload", fields)
-            found.extend(checked_payload(h, as_bytes(v)) for h, v in zip(headers, values, strict=True))
+            values = await self._payloads(fields, f"groups of step {lease.step}")
+            found.extend(checked_payload(h, value) for h, value in zip(headers, values, strict=True))
         return found
 
     async def release(self, lineage: int, step: int) -> bool:
@@ -241,16 +271,37 @@ class RedisBuffer:
         reply = await self._call("commit", lineage=lineage, step=step, skipped=skipped)
         return Commit(version=reply["version"], repeated=reply["again"], ended=reply["ended"])
 
-    async def checkpointed(self, lineage: int, version: int) -> None:
-        await self._call("checkpointed", lineage=lineage, version=version)
+    async def quarantine(self, lineage: int, step: int, ordinals: Sequence[int], reason: str) -> None:
+        await self._call("quarantine", lineage=lineage, step=step, ordinals=list(ordinals), reason=reason)
+
+    async def checkpointed(self, lineage: int, version: int, *, oldest: int | None = None) -> None:
+        await self._call("checkpointed", lineage=lineage, version=version, oldest=oldest)
+
+    async def settled(self, lineage: int, *, limit: int) -> list[TicketRow]:
+        reply = await self._call("settled", lineage=lineage, limit=limit)
+        return [row_of(row) for row in reply["rows"] or []]
+
+    async def archived(self, lineage: int, ordinals: Sequence[int]) -> None:
+        await self._call("archived", lineage=lineage, ordinals=list(ordinals))
 
     async def new_lineage(self, *, parent: Weights | None, limits: Limits) -> int:
         reply = await self._call("new_lineage", parent=parent, limits=limits_doc(limits))
         lineage = int(reply["lineage"])
-        while not (await self._call("sweep", lineage=lineage))["done"]:
-            pass
+        await self._sweep(lineage)
         self.limits = limits
         return lineage
+
+    async def _sweep(self, lineage: int) -> None:
+        while not (await self._call("sweep", lineage=lineage))["done"]:
+            pass
+
+    async def adopt(self, forks: Mapping[int, Weights]) -> None:
+        reply = await self._call("adopt", forks={str(lineage): tuple(origin) for lineage, origin in forks.items()})
+        await self._sweep(int(reply["lineage"]))
+
+    async def recommit(self, lineage: int, step: int, tickets: Sequence[tuple[int, int]]) -> Commit:
+        reply = await self._call("recommit", lineage=lineage, step=step, tickets=sorted(tickets))
+        return Commit(version=reply["version"], repeated=reply["again"], ended=reply["ended"])
 
     async def announce(self, weights: Weights, document: Mapping[str, Any]) -> None:
         encoded = msgspec.json.encode(dict(document)).decode()
@@ -292,7 +343,12 @@ class RedisBuffer:
         return self._stats(await self._call("stats"))
 
     def _stats(self, reply: Mapping[str, Any]) -> Stats:
-        waiting = reply["waiting"]
+        waiting = reply["waiting"] and waiting_words(
+            tuple(reply["waiting"]["ordinals"] or ()),
+            tuple(reply["waiting"]["owners"] or ()),
+            len(reply["members"] or ()),
+            float(reply["waiting"]["since"]),
+        )
         members = [
             MemberStats(
                 name=m["name"],
@@ -321,34 +377,55 @@ class RedisBuffer:
             bytes_held=reply["held"],
             bytes_kept=reply["kept"],
             members=members,
-            waiting=waiting_words(
-                tuple(waiting["ordinals"] or ()), tuple(waiting["owners"] or ()), len(reply["members"] or ())
-            )
-            if waiting
-            else None,
+            waiting=waiting,
             checkpoint=reply["checkpoint"],
             forks={int(lineage): Weights(*origin) for lineage, origin in reply["forks"].items()},
             dues={int(step): int(uses) for step, uses in reply["dues"].items()},
             error=reply["error"],
+            returns={k: int(v) for k, v in reply["returns"].items()},
+            lost_reward=_means(reply["worth"], "reward"),
+            lost_length=_means(reply["worth"], "length"),
+            filtered_in_row=reply["filtered_in_row"],
+            quarantined=reply["quarantined"],
+            archived={k: int(v) for k, v in reply["archived"].items()},
+            blocked=blocked_words(waiting, [(name, why, float(at)) for name, why, at in reply["blocked"] or ()]),
+            time=float(reply["time"]),
         )
 
     async def snapshot(self) -> tuple[Stats, list[TicketRow]]:
         reply = await self._call("snapshot")
-        rows = [
-            TicketRow(
-                ordinal=n,
-                state=State(state),
-                attempt=attempt,
-                reason=reason,
-                trained=weights_of(trained),
-                owner=owner,
-                lo=lo if state in (State.ISSUED, State.HELD, State.LEASED) else None,
-                has_payload=has_payload,
-                size=size,
-            )
-            for n, state, attempt, reason, trained, owner, lo, has_payload, size in reply["rows"] or []
-        ]
-        return self._stats(reply["stats"]), rows
+        return self._stats(reply["stats"]), [row_of(row) for row in reply["rows"] or []]
+
+    async def row(self, ordinal: int) -> TicketRow | None:
+        reply = await self._call("row", ordinal=ordinal)
+        return row_of(reply["row"]) if reply["row"] else None
+
+    async def rows(self, *, states: Sequence[State], start: int = 0, limit: int = 100) -> list[TicketRow]:
+        found: list[TicketRow] = []
+        after: int | None = start
+        while after is not None and len(found) < limit:
+            reply = await self._call("rows", states=list(states), start=after, limit=limit - len(found))
+            found += [row_of(row) for row in reply["rows"] or []]
+            after = reply["next"]
+        return found
+
+    async def payload(self, ordinal: int) -> bytes | None:
+        row = await self.row(ordinal)
+        if row is None or not row.has_payload:
+            return None
+        return (await self._payloads([f"{ordinal}:{row.attempt}"], f"group of ticket {ordinal}"))[0]
+
+    async def quarantined(self) -> dict[str, bytes]:
+        async with self.store.answering("quarantined groups"):
+            names = await self.store.client.lrange(f"{self.prefix}:aside", 0, -1)
+        fields = [name.decode() if isinstance(name, bytes) else name for name in reversed(names)]
+        found = await self._payloads(fields, "quarantined groups") if fields else []
+        return {field: value for field, value in zip(fields, found, strict=True) if value is not None}
+
+    async def _payloads(self, fields: Sequence[str], what: str) -> list[bytes | None]:
+        async with self.store.answering(what):
+            values = await self.store.client.hmget(f"{self.prefix}:payload", list(fields))
+        return [as_bytes(value) for value in values]
 
     async def close(self) -> None:
         """The connection is the store's; closing the store closes it."""
@@ -359,6 +436,13 @@ def as_bytes(value: bytes | str | None) -> bytes | None:
     return value.encode() if isinstance(value, str) else value
 
 
+def _means(worth: Mapping[str, str], what: str) -> dict[str, float]:
+    """ "key|what" is a sum, "key|whats" how many it sums."""
+    ending = f"|{what}"
+    keys = [name.removesuffix(ending) for name in worth if name.endswith(ending)]
+    return {key: float(worth[f"{key}{ending}"]) / int(worth[f"{key}{ending}s"]) for key in keys}
+
+
 def _until(reply: Mapping[str, Any]) -> float:
-    """Seconds until the script's deadline, by the server's own clock."""
-    return max(0.0, float(reply["deadline"]) - float(reply["now"])) + DEADLINE_SLACK_S
+    """Seconds until asking again could help without being woken."""
+    return float(reply["within"]) + DEADLINE_SLACK_S

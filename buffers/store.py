@@ -30,7 +30,9 @@ from asyncrl.schema import SCHEMA_VERSION
 if TYPE_CHECKING:
     from asyncrl.buffers.remote import RedisBuffer
 
-SCRIPT_FILES = ("common", "transitions", "tickets", "put", "lease", "lineage", "inspect", "main")
+SCRIPT_FILES = (
+    "common", "transitions", "tickets", "put", "lease", "lineage", "ledger", "recovery", "inspect", "main",
+)  # fmt: skip
 OLDEST_REDIS = (6, 2)  # first with every command the scripts use
 CONNECT_S = 5.0  # a server that does not answer a PING for so long is unreachable
 COMMAND_S = 30.0  # no script of ours runs for so long; a hung server must not hang us

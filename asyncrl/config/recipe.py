@@ -109,7 +109,7 @@ class Buffer(Section, frozen=True, kw_only=True):
 
     url: str = "embedded"  # embedded: a server of the run's own; or redis://host:6379/0, rediss://..., unix:///path
     max_trajectory_age: NonNegative = 1  # hard bound in versions; 0 = synchronous. Flag: --max-trajectory-age
-    over_age: Literal["wait", "drop"] = "wait"  # what happens to work that would be older
+    over_age: Literal["wait", "drop", "mask", "requeue"] = "wait"  # what happens to work that would be older
     lookahead: Annotated[float, Meta(ge=1, le=2)] = 1.5  # x groups_per_step oldest tickets the learner chooses from
     max_bytes: str | int = "4GiB"  # payloads held, reserved and kept for a rewind
 

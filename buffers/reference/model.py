@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from asyncrl.buffers.base import BufferError, Member
-from asyncrl.buffers.reference.lineage import Rewinds
+from asyncrl.buffers.reference.recovery import Recovery
 from asyncrl.staleness import Weights
 
 
-class Model(Rewinds):
+class Model(Recovery):
     """One run's buffer. A stateful test drives it and the server's scripts with the same random acts."""
 
     def announce(self, weights: Weights, document: Mapping[str, Any]) -> None:
@@ -33,6 +33,7 @@ class Model(Rewinds):
 
     def request_evaluation(self, request: Mapping[str, Any]) -> None:
         self.evaluation, self.evaluation_claim = dict(request), ""
+        self.results.clear()  # whoever asks for the next one has seen the last: the store holds no history
         self._wake_members()
 
     def report_evaluation(self, request_id: str, result: Mapping[str, Any]) -> None:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from asyncrl.buffers.base import FailKind, GroupHeader, Member, PutResult, State
-from asyncrl.buffers.reference.common import TicketState
+from asyncrl.buffers.base import TERMINAL, FailKind, GroupHeader, Member, PutResult, State
+from asyncrl.buffers.reference.common import TicketState, Work
 from asyncrl.buffers.reference.tickets import Tickets
-from asyncrl.staleness import due, in_window
+from asyncrl.staleness import in_window
 
 
 class Puts(Tickets):
     """Put and fail."""
 
-    def put(self, member: Member, header: GroupHeader, payload: bytes, now: float) -> PutResult | None:
+    def put(self, member: Member, header: GroupHeader, payload: bytes) -> PutResult | None:
         """None: the run is rewinding, try again."""
         if self.phase == "rewinding":
             return None
@@ -23,27 +23,34 @@ class Puts(Tickets):
             return "refused"
         ticket.last = (member.incarnation, ticket.attempt)
         usable = all(self.tree.is_ancestor(s, self.lineage) for s in (*header.spans, header.weights))
-        if not usable or not self._keeps_promise(ticket, header) or header.newest > self.version:
-            self._return(ticket)
-            ticket.answer = "returned"
+        work = Work.of(header)
+        edge = header.newest if self.limits.over_age == "mask" else header.oldest
+        if not usable or header.newest > self.version:
+            self._return(ticket, "rewind", work)
+        elif not self._keeps_promise(ticket, header):
+            self._return(ticket, "promise", work)
         elif len(payload) > self.limits.group_bytes:
-            self._end(ticket, State.FAILED, "too_large", tokens=header.tokens, seconds=header.seconds)
-            ticket.answer = "ended"
-        elif not in_window(header.oldest, version=self.version, max_age=self.limits.max_age):
-            self._end(ticket, State.STALE, "over_age", tokens=header.tokens, seconds=header.seconds)
-            ticket.answer = "ended"
+            self._end(ticket, State.FAILED, "too_large", work)
+        elif not in_window(edge, version=self.version, max_age=self.limits.max_age):
+            self._over_age(ticket, work)
         else:
-            self._leave_live(ticket)
-            ticket.state, ticket.header, ticket.size = State.HELD, header, len(payload)
-            ticket.answer = "held"
-            self.live[ticket.ordinal] = ticket
-            self.payload[ticket.ordinal] = payload
-            self.held_bytes += ticket.size
-            self._owe(due(ticket.lo, self.limits.max_age), 1)
-            self.group_times.append(now - ticket.issued)
-            self._wake_learner()
-        self._grant(now)
+            self._hold(ticket, header, payload)
+        ticket.answer = "ended" if ticket.state in TERMINAL else "held" if ticket.state is State.HELD else "returned"
+        self._grant()
         return ticket.answer
+
+    def _hold(self, ticket: TicketState, header: GroupHeader, payload: bytes) -> None:
+        left = ticket.left
+        self._leave_live(ticket)
+        ticket.state, ticket.header, ticket.size, ticket.left = State.HELD, header, len(payload), left
+        ticket.times["put"] = self.clock
+        self.live[ticket.ordinal] = ticket
+        self.payload[ticket.ordinal] = payload
+        self.held_bytes += ticket.size
+        self._owe(self._owed(ticket), 1)
+        self.group_times.append(self.now - ticket.began)
+        self.filtered_in_row = 0
+        self._wake_learner()
 
     def fail(
         self,
@@ -52,9 +59,7 @@ class Puts(Tickets):
         attempt: int,
         kind: FailKind,
         reason: str,
-        tokens: int,
-        seconds: float,
-        now: float,
+        work: Work,
     ) -> PutResult | None:
         if self.phase == "rewinding":
             return None
@@ -66,14 +71,13 @@ class Puts(Tickets):
             return "refused"
         ticket.last = (member.incarnation, ticket.attempt)
         if kind in ("data", "filtered"):
-            self._end(
-                ticket, State.FAILED if kind == "data" else State.FILTERED, reason, tokens=tokens, seconds=seconds
-            )
-            ticket.answer = "ended"
+            state = State.FAILED if kind == "data" else State.FILTERED
+            self._end(ticket, state, reason, work)
+            self.filtered_in_row += kind == "filtered"
         else:
-            self._take_back(ticket, lost=kind == "infrastructure")
-            ticket.answer = "returned" if ticket.state is State.RETURNED else "ended"
-        self._grant(now)
+            self._take_back(ticket, kind, lost=kind == "infrastructure", work=work)
+        ticket.answer = "returned" if ticket.state is State.RETURNED else "ended"
+        self._grant()
         return ticket.answer
 
     def _keeps_promise(self, ticket: TicketState, header: GroupHeader) -> bool:

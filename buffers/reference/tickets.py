@@ -8,6 +8,7 @@ from typing import Any
 
 from asyncrl.buffers.base import BufferError, Member, State, Ticket
 from asyncrl.buffers.reference.common import (
+    CLOCK_STEP_S,
     STRAGGLER_FACTOR,
     STRAGGLER_FLOOR_S,
     MemberState,
@@ -15,51 +16,51 @@ from asyncrl.buffers.reference.common import (
     Wait,
 )
 from asyncrl.buffers.reference.transitions import Transitions
-from asyncrl.staleness import Weights, due, room
+from asyncrl.staleness import Weights, room, use_dues
 
 
 class Tickets(Transitions):
     """The collectors' side until a group is put."""
 
-    def join(self, member: Member, info: Mapping[str, Any], now: float) -> None:
+    def join(self, member: Member, info: Mapping[str, Any]) -> None:
         for other in [m for m in self.members.values() if m.member.name == member.name]:
             if other.member.incarnation != member.incarnation:
-                self._forget(other, lost=True, now=now)
+                self._forget(other, "member_lost", lost=True)
         if member.incarnation not in self.members:
-            self.members[member.incarnation] = MemberState(member, beat_at=now, info=dict(info))
-        self._grant(now)
+            self.members[member.incarnation] = MemberState(member, beat_at=self.now, info=dict(info))
+        self._grant()
 
-    def leave(self, member: Member, now: float) -> None:
+    def leave(self, member: Member) -> None:
         if state := self.members.get(member.incarnation):
-            self._forget(state, lost=False, now=now)
-            self._grant(now)
+            self._forget(state, "left", lost=False)
+            self._grant()
 
-    def _forget(self, member: MemberState, *, lost: bool, now: float) -> None:
+    def _forget(self, member: MemberState, why: str, *, lost: bool) -> None:
         del self.members[member.member.incarnation]
         self.waiters.pop(member.member.incarnation, None)
         if self.evaluation_claim == member.member.incarnation:
             self.evaluation_claim = ""
             self._wake_members()
         for ordinal in sorted(member.owned):
-            self._take_back(self.all[ordinal], lost=lost)
+            self._take_back(self.all[ordinal], why, lost=lost)
 
-    def tickets(self, member: Member, seq: int, want: int, now: float) -> list[Ticket] | Wait:
+    def tickets(self, member: Member, seq: int, want: int) -> list[Ticket] | Wait:
         state = self._member(member)
-        self._expire(now)
+        self._expire()
         state = self._member(member)  # it may itself have been expired
-        state.beat_at = now
+        state.beat_at = self.now
         if seq < state.seq:
             raise BufferError(f"request {seq} of {member.name!r} comes after {state.seq}; numbers must grow")
         if seq > state.seq:
-            state.seq, state.want, state.reply = seq, want, ()
+            state.seq, state.want, state.reply, state.asked = seq, want, (), self.clock
             self.waiters.pop(member.incarnation, None)
         if not self._granted(state) and state.want > 0:
             # Behind those who waited before: one path for old and new requests keeps the order fair. Also where a
             # grant was revoked (by a rewind) before its reply arrived: else this request would wait for ever.
             state.reply = ()
             self.waiters.setdefault(member.incarnation)
-            self._grant(now)
-        return self._granted(state) or Wait((), self._next_deadline(now))
+            self._grant()
+        return self._granted(state) or Wait((), self._next_deadline_s())
 
     def _next_to_issue(self) -> int | None:
         """Returned tickets first: else a lost collector's ticket would be overtaken for ever."""
@@ -70,9 +71,9 @@ class Tickets(Transitions):
         return None
 
     def _before(self, ordinal: int) -> int:
-        """What counts against the room of `ordinal`: live tickets of lower ordinal. Returned ones do not, else a lost
-        collector's ticket blocks its own re-issue."""
-        return sum(1 for n in self.live if n < ordinal)
+        """Uses that count against the room of `ordinal`: those owed by live tickets of lower ordinal. Returned ones do
+        not count, else a lost collector's ticket blocks its own re-issue."""
+        return sum(t.left for n, t in self.live.items() if n < ordinal)
 
     def _granted(self, member: MemberState) -> list[Ticket]:
         """The reply to the member's current request, as far as it still owns the tickets."""
@@ -83,21 +84,21 @@ class Tickets(Transitions):
         return ticket is not None and ordinal in member.owned and ticket.attempt == attempt
 
     def _ticket(self, ticket: TicketState) -> Ticket:
-        return Ticket(ticket.ordinal, ticket.attempt, ticket.issued_for, ticket.issued)
+        return Ticket(ticket.ordinal, ticket.attempt, ticket.issued_for, ticket.times["issued"])
 
-    def _grant(self, now: float, *, newest_only: bool = False) -> None:
+    def _grant(self, *, newest_only: bool = False) -> None:
         """Re-test the waiting collectors in order. A dead or lagging one consumes nothing and keeps its place; one that
         serves V and gets nothing ends the round, since nobody has more room. `newest_only`: see `commit`."""
         if self.phase != "running":
             return
         for incarnation in list(self.waiters):
             member = self.members[incarnation]
-            if not self._alive(member, now):
+            if not self._alive(member):
                 continue
             if newest_only and (member.serving is None or member.serving.version < self.version):
                 continue
             granted: list[tuple[int, int]] = []
-            while len(granted) < member.want and (ticket := self._issue(member, now)) is not None:
+            while len(granted) < member.want and not isinstance(ticket := self._issue(member), str):
                 granted.append((ticket.ordinal, ticket.attempt))
             if granted:
                 member.reply = tuple(granted)
@@ -106,41 +107,64 @@ class Tickets(Transitions):
             elif member.serving is not None and member.serving.version >= self.version:
                 return
 
-    def _issue(self, member: MemberState, now: float) -> TicketState | None:
-        limits, serving = self.limits, member.serving
-        if serving is None or not self.tree.is_ancestor(serving, self.lineage):
-            return None
-        if (ordinal := self._next_to_issue()) is None:
-            return None
-        space = room(
-            max_age=limits.max_age,
-            groups_per_step=limits.groups_per_step,
-            version=self.version,
-            serving=serving.version,
-        )
-        if self._before(ordinal) + 1 > space:
-            return None
-        if len(self.live) + 1 > (limits.max_steps - self.version) * limits.groups_per_step:
-            return None
-        step = due(serving.version, limits.max_age)
-        if limits.over_age == "wait" and not self._due_test({step: 1}):
-            return None
-        if not self._make_space(limits.group_bytes):
-            return None
+    def _issue(self, member: MemberState) -> TicketState | str:
+        """A ticket, or the guard that refuses it."""
+        grant = self._admit(member)
+        if isinstance(grant, str):
+            return grant
+        if not self._make_space(self.limits.group_bytes):
+            return "bytes"
+        ordinal, uses = grant
+        assert member.serving is not None
         ticket = self.all.get(ordinal)
         if ticket is None:
             ticket = self.all[ordinal] = TicketState(ordinal, State.RETURNED)
             self.next_ordinal += 1
         self.returned.discard(ordinal)
         ticket.state, ticket.owner, ticket.owner_name = State.ISSUED, member.member.incarnation, member.member.name
-        ticket.issued_for, ticket.issued = serving, now
-        ticket.progress, ticket.progress_at = 0, now
-        ticket.header, ticket.reason = None, ""
-        self.reserved += limits.group_bytes
+        ticket.issued_for, ticket.began, ticket.times = member.serving, self.now, {"issued": self.clock}
+        ticket.progress, ticket.progress_at = 0, self.now
+        ticket.header, ticket.reason, ticket.left, ticket.uses = None, "", uses, []
+        self.reserved += self.limits.group_bytes
         self.live[ordinal] = ticket
-        self._owe(step, 1)
+        self._owe(self._owed(ticket), 1)
         member.owned.add(ordinal)
         return ticket
+
+    def _admit(self, member: MemberState) -> tuple[int, int] | str:
+        """The ordinal the member would get now and the uses it would owe, or the guard that refuses it. Contract, 2."""
+        limits, serving = self.limits, member.serving
+        if serving is None or not self.tree.is_ancestor(serving, self.lineage):
+            return "no_weights"
+        if (ordinal := self._next_to_issue()) is None:
+            return "no_rows"
+        steps_left = limits.max_steps - self.version
+        uses = min(limits.max_uses, 1 + limits.max_age - (self.version - serving.version), steps_left)
+        if uses < 1:
+            return "room"
+        while not self._in_time(serving, uses):
+            if uses == 1:
+                return "due"
+            uses -= 1
+        space = room(
+            max_age=limits.max_age,
+            groups_per_step=limits.groups_per_step,
+            version=self.version,
+            serving=serving.version,
+        )
+        if self._before(ordinal) + uses > space:
+            return "room"
+        if sum(t.left for t in self.live.values()) + uses > steps_left * limits.groups_per_step:
+            return "steps"
+        if self.reserved + self.held_bytes + limits.group_bytes > limits.max_bytes:
+            return "bytes"
+        return ordinal, uses
+
+    def _in_time(self, serving: Weights, uses: int) -> bool:
+        """The due test with this ticket; only `wait` promises that nothing held expires."""
+        if self.limits.over_age != "wait":
+            return True
+        return self._due_test(dict.fromkeys(use_dues(serving.version, self.limits.max_age, uses), 1))
 
     def straggler_s(self) -> float:
         """After so many seconds an issued ticket is stale, `straggler`: 10 x the running median, at least a minute."""
@@ -148,34 +172,34 @@ class Tickets(Transitions):
             return self.limits.no_progress_s
         return min(max(STRAGGLER_FLOOR_S, STRAGGLER_FACTOR * median(self.group_times)), self.limits.no_progress_s)
 
-    def _expire(self, now: float) -> None:
+    def _expire(self) -> None:
         """What time alone decides: lost collectors, tickets without progress, stragglers."""
         if self.phase != "running":
             return
-        gone = [m for m in self.members.values() if not self._alive(m, now)]
+        gone = [m for m in self.members.values() if not self._alive(m)]
         for member in sorted(gone, key=lambda m: (m.beat_at, m.member.incarnation)):
-            self._forget(member, lost=True, now=now)
+            self._forget(member, "member_lost", lost=True)
         changed = bool(gone)
         for ticket in [t for _, t in sorted(self.live.items()) if t.state is State.ISSUED]:
-            if now - ticket.issued > self.straggler_s():
+            if self.now - ticket.began > self.straggler_s():
                 self._end(ticket, State.STALE, "straggler")
-            elif now - ticket.progress_at > self.limits.ticket_progress_s:
-                if ticket.owner in self.members:
-                    self.wakes.add(f"nudge:{ticket.owner}")
-                self._take_back(ticket, lost=True)
+            elif self.now - ticket.progress_at > self.limits.ticket_progress_s:
+                self._take_back(ticket, "no_progress", lost=True)
             else:
                 continue
             changed = True
         if changed:
-            self._grant(now)
+            self._grant()
 
-    def _next_deadline(self, now: float) -> float:
+    def _next_deadline_s(self) -> float:
+        """Seconds until time alone may change something; an act moves `now` by CLOCK_STEP_S at most, so no wait for a
+        deadline is longer."""
         moments = [m.beat_at + self.limits.member_timeout_s for m in self.members.values()]
         for ticket in self.live.values():
             if ticket.state is State.ISSUED:
                 moments.append(ticket.progress_at + self.limits.ticket_progress_s)
-                moments.append(ticket.issued + self.straggler_s())
-        return min(moments, default=now + self.limits.no_progress_s)
+                moments.append(ticket.began + self.straggler_s())
+        return min(CLOCK_STEP_S, max(0.0, min(moments, default=self.now + CLOCK_STEP_S) - self.now))
 
     def beat(
         self,
@@ -184,12 +208,11 @@ class Tickets(Transitions):
         checksum: str,
         progress: Mapping[tuple[int, int], int],
         info: Mapping[str, Any],
-        now: float,
     ) -> tuple[tuple[int, int], ...]:
         """Returns the (ordinal, attempt) that the member no longer owns."""
         state = self._member(member)
-        state.beat_at = now  # before anything expires: it is here
-        self._expire(now)
+        state.beat_at = self.now  # before anything expires: it is here
+        self._expire()
         if serving is not None and not self.tree.is_ancestor(serving, self.lineage):
             serving = None
         state.serving, state.checksum, state.info = serving, checksum, dict(info)
@@ -200,6 +223,15 @@ class Tickets(Transitions):
                 continue
             ticket = self.all[ordinal]
             if count > ticket.progress:
-                ticket.progress, ticket.progress_at = count, now
-        self._grant(now)
+                ticket.progress, ticket.progress_at = count, self.now
+        self._grant()
         return tuple(sorted(revoked))
+
+    def refusals(self) -> dict[str, tuple[str, float]]:
+        """Incarnation of each collector that waits for tickets -> the guard that refuses it now, and since when it
+        waits (stamp). For `status`."""
+        found = {}
+        for incarnation in self.waiters:
+            refused = self._admit(self.members[incarnation])
+            found[incarnation] = (refused if isinstance(refused, str) else "turn", self.members[incarnation].asked)
+        return found

@@ -1,5 +1,5 @@
 -- One run's buffer on the server. The files of this folder are joined in the order common, transitions, tickets, put,
--- lease, lineage, inspect, main and loaded as one script; main.lua dispatches on the operation. `buffers/reference/` is
+-- lease, lineage, ledger, recovery, inspect, main and loaded as one script; main.lua dispatches on the operation. `buffers/reference/` is
 -- the same contract in Python, and a stateful test drives both.
 --
 -- KEYS[1] is the run's prefix, asyncrl:{NAME}. Every other key is made from it, so all lie in one hash slot.
@@ -14,8 +14,10 @@ local FORKS = P .. 'forks' --       hash: lineage -> [parent, version where it f
 local TICKETS = P .. 'tickets' --   hash: ordinal -> ticket as JSON, live and terminal
 local LIVE = P .. 'live' --         zset: issued, held and leased ordinals, in order
 local RETURNED = P .. 'returned' -- zset: ordinals to be issued again, in order
-local LO = P .. 'lo' --             hash: live ordinal -> i|h|l and its lo, all that the choice of a batch reads
-local DUES = P .. 'dues' --         hash: due step -> issued and held tickets (a leased one owes nothing more)
+local ROWS = P .. 'rows' --         zset: every ordinal that has a row in TICKETS, in order
+local ENDED = P .. 'ended' --       zset: terminal ordinal -> version from which on a rewind leaves it as it is
+local LO = P .. 'lo' --             hash: live ordinal -> i|h|l, its lo and the uses it owes: what choosing a batch reads
+local DUES = P .. 'dues' --         hash: due step -> uses that issued and held tickets owe
 local ISSUED = P .. 'issued' --     zset: issued ordinal -> when
 local PROGRESS = P .. 'progress' -- hash: issued ordinal -> its progress count
 local MOVED = P .. 'moved' --       zset: issued ordinal -> when its progress last grew
@@ -30,6 +32,10 @@ local COUNTS = P .. 'counts' --     hash: state -> tickets
 local REASONS = P .. 'reasons' --   hash: state/reason -> tickets
 local LOST_TOKENS = P .. 'lost_tokens'
 local LOST_SECONDS = P .. 'lost_seconds'
+local WORTH = P .. 'worth' --       hash: state/reason|reward(s), |length(s) -> sum, number
+local RETURNS = P .. 'returns' --   hash: reason -> times that a ticket went back
+local GONE = P .. 'gone' --         hash: state/reason -> rows that moved to the archive's ledger
+local ASIDE = P .. 'aside' --       list: payload fields that were damaged or foreign, newest first
 local COMMITS = P .. 'commits' --   hash: step -> lineage that committed it
 local TIMES = P .. 'times' --       list: seconds of recent groups
 local SWEEP_DUES = P .. 'sweep_dues'
@@ -40,14 +46,11 @@ local GROUP_TIMES = 64
 local STRAGGLER_FACTOR = 10
 local STRAGGLER_FLOOR_S = 60
 local SWEEP_CHUNK = 500
+local CLOCK_STEP_S = 5 -- longer than any pause between acts while someone lives: collectors beat every two seconds
+local REQUEUES = 3 -- times a ticket may be over age under `requeue`; then it is stale
+local QUARANTINE = 8 -- payloads that are kept to be looked at; the oldest gives way
+local ENDLESS = 2 ^ 53 -- more versions than any run has
 local MAIL_TTL_S = 3600 -- a mailbox nobody opens any more goes away by itself
-
-local function clock()
-  if ARGV[3] ~= '' then return tonumber(ARGV[3]) end
-  local t = call('TIME')
-  return tonumber(t[1]) + tonumber(t[2]) / 1e6
-end
-local now = clock()
 
 -- The run's own fields, read once and written through.
 local R = {}
@@ -59,6 +62,18 @@ local function put_run(field, value) R[field] = tostring(value); call('HSET', RU
 local function drop_run(field) R[field] = nil; call('HDEL', RUN, field) end
 local function num(field) return tonumber(R[field] or '0') end
 local limits = R.limits and cjson.decode(R.limits) or nil
+
+-- Two times. `stamp` is the server's own clock, for people; `now` decides who is late. It follows the clock, but an act
+-- moves it by CLOCK_STEP_S at most and never back: a clock that is set, or a store that was away, takes nobody's work.
+local function exact(number) return string.format('%.17g', number) end
+local stamp, now = tonumber(ARGV[3]), num('now')
+if not stamp then
+  local t = call('TIME')
+  stamp = tonumber(t[1]) + tonumber(t[2]) / 1e6
+end
+if R.stamp then now = now + math.min(math.max(0, stamp - num('stamp')), CLOCK_STEP_S) end
+-- Not `call`: a server without memory refuses the write, and must still answer what only reads.
+if R.document then redis.pcall('HSET', RUN, 'now', exact(now), 'stamp', exact(stamp)) end
 
 local function reject(kind, message) return cjson.encode({ error = kind, message = message }) end
 
@@ -95,17 +110,23 @@ local function wake_learner()
   if R.learner_waits == '1' then wake('learner') end
 end
 
--- Whether weights (lineage, version) lie on the path from the current lineage, not beyond a fork.
-local function is_ancestor(name_lineage, name_version)
-  local lineage, limit = num('lineage'), nil
-  while true do
-    if lineage == name_lineage then return limit == nil or name_version <= limit end
+-- The last version of a lineage on the path from the current one: where the path leaves it, ENDLESS for the current
+-- lineage itself; nil if it is not on the path.
+local function last_of(name)
+  local lineage, limit = num('lineage'), ENDLESS
+  while lineage ~= name do
     local fork = call('HGET', FORKS, lineage)
-    if not fork then return false end
+    if not fork then return nil end
     fork = cjson.decode(fork)
-    if limit == nil or fork[2] < limit then limit = fork[2] end
-    lineage = fork[1]
+    lineage, limit = fork[1], math.min(limit, fork[2])
   end
+  return limit
+end
+
+-- Whether weights (lineage, version) lie on the path from the current lineage, not beyond a fork.
+local function is_ancestor(lineage, version)
+  local limit = last_of(lineage)
+  return limit ~= nil and version <= limit
 end
 
 local function spans_survive(header)
@@ -116,8 +137,18 @@ local function spans_survive(header)
   return true
 end
 
-local function lo_of(t) return t.header and t.header.oldest or t.issued_for[2] end
+-- `lo` of the contract: what a ticket's age is counted from.
+local function edge_of(t)
+  if not t.header then return t.issued_for[2] end
+  return limits.over_age == 'mask' and t.header.newest or t.header.oldest
+end
 local function due(lo) return lo + limits.max_age end
+
+-- Call visit(step) for each use that is still to be planned, the first one first; r uses need r steps, of which due(lo)
+-- is the last. The use that a ticket is leased for counts no more: skip is 1.
+local function each_due(lo, uses, skip, visit)
+  for step = due(lo) - uses + 1 + skip, due(lo) do visit(step) end
+end
 local function in_window(lo) return num('version') - lo <= limits.max_age end
 
 -- Contract 1: for every j >= 0, the uses due at or before step first + j number at most (j + 1) x B.
@@ -142,13 +173,22 @@ end
 local function owe(step, uses)
   if call('HINCRBY', DUES, step, uses) == 0 then call('HDEL', DUES, step) end
 end
+local function owe_all(t, sign)
+  each_due(edge_of(t), t.left, t.state == 'leased' and 1 or 0, function(step) owe(step, sign) end)
+  put_run('owed', num('owed') + sign * t.left)
+end
+local function first_due(t) return due(edge_of(t)) - t.left + 1 end
 
 local function reserve(bytes) put_run('reserved', num('reserved') + bytes) end
 local function hold(bytes) put_run('held', num('held') + bytes) end
 local function keep(bytes) put_run('kept', num('kept') + bytes) end
 
 local function payload_field(t) return t.ordinal .. ':' .. t.attempt end
-local function drop_payload(t) call('HDEL', PAYLOAD, payload_field(t)) end
-local function has_payload(t) return call('HEXISTS', PAYLOAD, payload_field(t)) == 1 end
+-- What is set aside (`ops.quarantine`) lies where it lay, until QUARANTINE others are newer.
+local function is_aside(t) return t.aside == t.attempt end
+local function drop_payload(t)
+  if not is_aside(t) then call('HDEL', PAYLOAD, payload_field(t)) end
+end
+local function has_payload(t) return not is_aside(t) and call('HEXISTS', PAYLOAD, payload_field(t)) == 1 end
 
 local function kept_name(ordinal) return string.format('%012d', ordinal) end

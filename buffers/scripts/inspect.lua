@@ -31,6 +31,7 @@ end
 
 function ops.request_evaluation(a)
   put_run('evaluation', a.request)
+  call('DEL', RESULTS) -- whoever asks for the next one has seen the last: the store holds no history
   drop_run('evaluation_claim')
   wake_members()
   return '{}'
@@ -72,6 +73,13 @@ local function numbers(key)
   return found
 end
 
+-- As the server wrote them: cjson would round sums to 14 digits.
+local function texts(key)
+  local found, flat = {}, call('HGETALL', key)
+  for i = 1, #flat, 2 do found[flat[i]] = flat[i + 1] end
+  return found
+end
+
 local function all_stats()
   local members = {}
   for _, incarnation in ipairs(call('HKEYS', MEMBERS)) do
@@ -80,33 +88,69 @@ local function all_stats()
       checksum = m.checksum, age = now - at, alive = now - at <= limits.member_timeout_s,
       issued = call('SCARD', OWNED .. incarnation), info = m.info }
   end
-  local waiting = cjson.null
+  local waiting, refused = cjson.null, {}
   if R.learner_waits then
-    local late, owners, seen = cjson.decode(R.waiting_for), {}, {}
-    for _, ordinal in ipairs(late) do
-      local name = ticket(ordinal).owner_name
-      if not seen[name] then seen[name] = true; owners[#owners + 1] = name end
-    end
-    waiting = { ordinals = list(late), owners = list(owners) }
+    local late = cjson.decode(R.waiting_for)
+    waiting = { ordinals = list(late), owners = list(owners_of(late)), since = num('learner_waits') }
+  end
+  for _, incarnation in ipairs(call('ZRANGE', WAITERS, 0, -1)) do
+    local m = member(incarnation)
+    local ordinal, why = admit(m)
+    refused[#refused + 1] = { m.name, ordinal and 'turn' or why, m.asked }
   end
   local forks, flat = {}, call('HGETALL', FORKS)
   for i = 1, #flat, 2 do forks[flat[i]] = cjson.decode(flat[i + 1]) end
   return { phase = R.phase, lineage = num('lineage'), version = num('version'), tickets = num('next'),
     states = numbers(COUNTS), reasons = numbers(REASONS), lost_tokens = numbers(LOST_TOKENS),
-    lost_seconds = numbers(LOST_SECONDS), refused = num('refused'), reserved = num('reserved'), held = num('held'),
-    kept = num('kept'), members = list(members), waiting = waiting, checkpoint = tonumber(R.checkpoint) or cjson.null,
-    forks = forks, dues = numbers(DUES), error = R.ended_with or cjson.null }
+    lost_seconds = texts(LOST_SECONDS), worth = texts(WORTH),
+    returns = numbers(RETURNS), archived = numbers(GONE), filtered_in_row = num('filtered_in_row'),
+    quarantined = num('quarantined'), refused = num('refused'), reserved = num('reserved'), held = num('held'),
+    kept = num('kept'), members = list(members), waiting = waiting, blocked = list(refused),
+    checkpoint = tonumber(R.checkpoint) or cjson.null, forks = forks, dues = numbers(DUES),
+    error = R.ended_with or cjson.null, time = stamp }
 end
 
 function ops.stats() return cjson.encode(all_stats()) end
 
+local function row(t)
+  local live = t.state == 'issued' or t.state == 'held' or t.state == 'leased'
+  return { ordinal = t.ordinal, state = t.state, attempt = t.attempt, reason = t.reason or '', uses = list(t.uses),
+    owner = t.owner_name or '', lo = live and edge_of(t) or cjson.null, has_payload = has_payload(t),
+    size = t.size or 0, losses = t.losses, requeues = t.requeues, times = next(t.times) and t.times or cjson.null }
+end
+
+local function rows(ordinals)
+  local found = {}
+  for i, ordinal in ipairs(ordinals) do found[i] = row(ticket(ordinal)) end
+  return list(found)
+end
+
 -- Everything `audit` compares, in one atomic snapshot: the sums, and every row they should follow from.
-function ops.snapshot()
-  local rows = {}
-  for ordinal = 0, num('next') - 1 do
+function ops.snapshot() return cjson.encode({ stats = all_stats(), rows = rows(call('ZRANGE', ROWS, 0, -1)) }) end
+
+function ops.row(a)
+  local t = ticket(a.ordinal)
+  return cjson.encode({ row = t and row(t) or cjson.null })
+end
+
+function ops.settled(a)
+  local stop = fenced(a)
+  if stop then return stop end
+  return cjson.encode({ rows = rows(settled_rows(a.limit)) })
+end
+
+-- Rows in the given states from an ordinal on; at most SWEEP_CHUNK are looked at, `next` is where to go on.
+function ops.rows(a)
+  local wanted, found, after = {}, {}, cjson.null
+  for _, state in ipairs(a.states) do wanted[state] = true end
+  local ordinals = call('ZRANGEBYSCORE', ROWS, a.start, '+inf', 'LIMIT', 0, SWEEP_CHUNK)
+  for i, ordinal in ipairs(ordinals) do
     local t = ticket(ordinal)
-    rows[#rows + 1] = { ordinal, t.state, t.attempt, t.reason or '', t.trained or cjson.null, t.owner_name or '',
-      t.issued_for and lo_of(t) or cjson.null, has_payload(t), t.size or 0 }
+    if wanted[t.state] then found[#found + 1] = row(t) end
+    if #found == a.limit or (i == SWEEP_CHUNK and i == #ordinals) then
+      after = t.ordinal + 1
+      break
+    end
   end
-  return cjson.encode({ stats = all_stats(), rows = list(rows) })
+  return cjson.encode({ rows = list(found), next = after })
 end

@@ -10,10 +10,10 @@ local function live_candidates()
   local ordinals, found = call('ZRANGE', LIVE, 0, -1), {}
   for from = 1, #ordinals, 1000 do -- unpack is bounded by the Lua stack
     local upto = math.min(from + 999, #ordinals)
-    local marks = call('HMGET', LO, unpack(ordinals, from, upto))
-    for i, mark in ipairs(marks) do
-      local lo = tonumber(mark:sub(2))
-      found[#found + 1] = { ordinal = tonumber(ordinals[from + i - 1]), held = mark:sub(1, 1) == 'h', lo = lo }
+    for i, text in ipairs(call('HMGET', LO, unpack(ordinals, from, upto))) do
+      local state, lo, left = read_mark(text)
+      found[#found + 1] = { ordinal = tonumber(ordinals[from + i - 1]), held = state == 'h', lo = lo, left = left,
+        first = due(lo) - left + 1 }
     end
   end
   return found
@@ -29,7 +29,8 @@ local function dues_hold(live, batch)
   local taken, owed = {}, {}
   for _, c in ipairs(batch) do taken[c.ordinal] = true end
   for _, c in ipairs(live) do
-    if not taken[c.ordinal] then owed[due(c.lo)] = (owed[due(c.lo)] or 0) + 1 end
+    -- A batch trains each of its tickets once.
+    each_due(c.lo, c.left, taken[c.ordinal] and 1 or 0, function(step) owed[step] = (owed[step] or 0) + 1 end)
   end
   return due_test(owed, num('version') + 1)
 end
@@ -46,7 +47,7 @@ local function choose()
   local visible = math.max(B, math.floor(limits.lookahead * B))
   local ready, sight, late = {}, {}, {}
   for i, c in ipairs(live) do
-    c.now = due(c.lo) <= V
+    c.now = c.first <= V
     if not c.held then
       late[#late + 1] = c.ordinal
     elseif in_window(c.lo) then
@@ -65,7 +66,7 @@ local function choose()
   if guard and #ready >= B then
     -- Oldest-ready-first may fail the test where the earliest dues pass; without this the learner waits for ever.
     table.sort(ready, function(x, y)
-      if x.lo ~= y.lo then return x.lo < y.lo end
+      if x.first ~= y.first then return x.first < y.first end
       return x.ordinal < y.ordinal
     end)
     local earliest = head(ready, B)
@@ -75,10 +76,22 @@ local function choose()
 end
 
 local function lease_reply(lease)
-  local headers = {}
-  for i, ordinal in ipairs(lease.ordinals) do headers[i] = ticket(ordinal).header end
+  local headers, uses = {}, {}
+  for i, ordinal in ipairs(lease.ordinals) do
+    local t = ticket(ordinal)
+    headers[i], uses[i] = t.header, #t.uses
+  end
   return cjson.encode({ lineage = lease.lineage, step = lease.step, attempt = lease.attempt,
-    ordinals = list(lease.ordinals), headers = list(headers) })
+    ordinals = list(lease.ordinals), headers = list(headers), uses = list(uses) })
+end
+
+local function owners_of(ordinals)
+  local owners, seen = {}, {}
+  for _, ordinal in ipairs(ordinals) do
+    local name = ticket(ordinal).owner_name
+    if not seen[name] then seen[name] = true; owners[#owners + 1] = name end
+  end
+  return owners
 end
 
 function ops.lease(a)
@@ -96,24 +109,20 @@ function ops.lease(a)
   local batch, late = choose()
   if (not batch or #batch == 0) and #late == 0 and not more_to_come() then return lease_reply(nothing) end
   if not batch or #batch == 0 then
-    put_run('learner_waits', 1)
+    if not R.learner_waits then put_run('learner_waits', exact(stamp)) end
     put_run('waiting_for', cjson.encode(late))
-    local owners, seen = {}, {}
-    for _, ordinal in ipairs(late) do
-      local name = ticket(ordinal).owner_name
-      if not seen[name] then seen[name] = true; owners[#owners + 1] = name end
-    end
-    return cjson.encode({ wait = list(late), owners = list(owners), members = call('HLEN', MEMBERS),
-      deadline = next_deadline(), now = now })
+    return cjson.encode({ wait = list(late), owners = list(owners_of(late)), members = call('HLEN', MEMBERS),
+      since = num('learner_waits'), within = next_deadline_s() })
   end
   drop_run('learner_waits')
   drop_run('waiting_for')
   local lease = { lineage = a.lineage, step = a.step, attempt = num('lease_attempt'), ordinals = {} }
   for i, c in ipairs(batch) do
     local t = ticket(c.ordinal)
-    owe(due(c.lo), -1)
+    owe(first_due(t), -1)
     set_state(t, 'leased')
-    call('HSET', LO, c.ordinal, 'l' .. c.lo)
+    t.times.leased = stamp
+    mark(t)
     save(t)
     lease.ordinals[i] = c.ordinal
   end
@@ -122,71 +131,117 @@ function ops.lease(a)
   return lease_reply(lease)
 end
 
+local function give_lease_back(lease)
+  put_run('lease_attempt', lease.attempt + 1)
+  for _, ordinal in ipairs(lease.ordinals) do
+    local t = ticket(ordinal)
+    set_state(t, 'held')
+    owe(first_due(t), 1)
+    mark(t)
+    save(t)
+  end
+  drop_run('lease')
+end
+
 function ops.release(a)
   local stop = fenced(a)
   if stop then return stop end
   local lease = R.lease and cjson.decode(R.lease)
   if not lease or lease.step ~= a.step then return cjson.encode({ released = false }) end
-  put_run('lease_attempt', lease.attempt + 1)
-  for _, ordinal in ipairs(lease.ordinals) do
-    local t = ticket(ordinal)
-    set_state(t, 'held')
-    owe(due(lo_of(t)), 1)
-    call('HSET', LO, ordinal, 'h' .. lo_of(t))
-    save(t)
-  end
-  drop_run('lease')
+  give_lease_back(lease)
   return cjson.encode({ released = true })
 end
 
-local function mark_trained(t, a)
-  call('ZREM', LIVE, t.ordinal)
-  call('HDEL', LO, t.ordinal)
-  hold(-t.size)
-  set_state(t, 'trained')
-  t.reason = a.skipped and 'skipped' or 'trained'
-  t.trained, t.ended_at = { a.lineage, a.step }, { a.lineage, a.step }
-  call('HINCRBY', REASONS, 'trained/' .. t.reason, 1)
-  if R.checkpoint and t.header.newest <= num('checkpoint') then
-    -- Only these can be used again after a rewind: everything else contains tokens of dead weights.
-    call('ZADD', KEPT, a.step, kept_name(t.ordinal))
-    keep(t.size)
-  else
-    drop_payload(t)
-    t.size = 0
+-- Set damaged payloads of the leased batch aside, return their tickets, give the rest of the lease back. What is set
+-- aside lies where it lay, under the field of an attempt that is over.
+function ops.quarantine(a)
+  local stop = fenced(a)
+  if stop then return stop end
+  local lease = R.lease and cjson.decode(R.lease)
+  if not lease or lease.step ~= a.step then return '{}' end -- done already: the reply was lost
+  local bad = {}
+  for _, ordinal in ipairs(a.ordinals) do bad[ordinal] = true end
+  give_lease_back(lease)
+  for _, ordinal in ipairs(lease.ordinals) do
+    if bad[ordinal] then
+      local t = ticket(ordinal)
+      t.aside = t.attempt
+      call('LPUSH', ASIDE, payload_field(t))
+      call('HINCRBY', RUN, 'quarantined', 1)
+      if #t.uses > 0 then -- it was sound before: that use is all it gets
+        forfeit(t, a.reason)
+        train(t)
+      else
+        take_back(t, a.reason, true)
+      end
+    end
   end
+  while call('LLEN', ASIDE) > QUARANTINE do call('HDEL', PAYLOAD, call('RPOP', ASIDE)) end
+  grant()
+  return '{}'
+end
+
+-- Record a use of a leased ticket: it is held again while it owes another, else trained.
+local function use(t, lineage, step, skipped)
+  t.uses[#t.uses + 1] = { lineage, step }
+  if t.left == 1 then return train(t, skipped) end
+  put_run('owed', num('owed') - 1)
+  t.left = t.left - 1
+  set_state(t, 'held')
+  mark(t)
   save(t)
+end
+
+local function commit_reply(again)
+  return cjson.encode({ version = num('version'), again = again, ended = num('version') >= limits.max_steps })
+end
+
+-- After V moved: what has left the window, and uses that no longer fit before its end or the run's. Under `mask` work in
+-- progress still gets newer tokens, and under `wait` nothing leaves the window.
+local function expire_window(c)
+  local policy = limits.over_age
+  local fit = math.min(due(c.lo), limits.max_steps - 1) - num('version') + 1
+  if fit > 0 and c.left > fit then forfeit(ticket(c.ordinal), 'no_step_left', fit) end
+  if not in_window(c.lo) and policy ~= 'wait' and (c.held or policy ~= 'mask') then over_age(ticket(c.ordinal)) end
+end
+
+-- V moves: the one place where room is freed, by the version and not by an acknowledgement.
+local function move_to(version, lineage)
+  put_run('lease_attempt', 0)
+  call('HSET', COMMITS, version - 1, lineage)
+  put_run('version', version)
+  if version >= limits.max_steps then
+    local over = call('ZRANGE', LIVE, 0, -1)
+    for _, ordinal in ipairs(call('ZRANGE', RETURNED, 0, -1)) do over[#over + 1] = ordinal end
+    for _, ordinal in ipairs(over) do
+      local t = ticket(ordinal)
+      if #t.uses > 0 then
+        forfeit(t, 'run_end')
+        train(t)
+      else
+        finish_ticket(t, 'stale', 'run_end')
+      end
+    end
+  elseif limits.over_age ~= 'wait' or limits.max_uses > 1 then
+    for _, c in ipairs(live_candidates()) do expire_window(c) end
+  end
+  -- Who waits still serves V - 1, and gets V in a moment where every version is published: a ticket issued before that
+  -- would be due one step earlier. Its next beat, after the activation or in two seconds, asks again.
+  grant(limits.publish_every == 1)
 end
 
 function ops.commit(a)
   local stop = fenced(a)
   if stop then return stop end
-  local function reply(again)
-    return cjson.encode({ version = num('version'), again = again, ended = num('version') >= limits.max_steps })
-  end
-  if call('HGET', COMMITS, a.step) == tostring(a.lineage) and a.step < num('version') then return reply(true) end
+  if call('HGET', COMMITS, a.step) == tostring(a.lineage) and a.step < num('version') then return commit_reply(true) end
   local lease = R.lease and cjson.decode(R.lease)
   if not lease or lease.step ~= a.step then
     return reject('bad_call', 'step ' .. a.step .. ' has no lease to commit; V is ' .. num('version'))
   end
-  for _, ordinal in ipairs(lease.ordinals) do mark_trained(ticket(ordinal), a) end
   drop_run('lease')
-  put_run('lease_attempt', 0)
-  call('HSET', COMMITS, a.step, a.lineage)
-  put_run('version', a.step + 1) -- the room is freed here, by the version, not by an acknowledgement
-  if num('version') >= limits.max_steps then
-    for _, key in ipairs({ LIVE, RETURNED }) do
-      for _, ordinal in ipairs(call('ZRANGE', key, 0, -1)) do finish_ticket(ticket(ordinal), 'stale', 'run_end') end
-    end
-  elseif limits.over_age == 'drop' then
-    for _, c in ipairs(live_candidates()) do
-      if not in_window(c.lo) then finish_ticket(ticket(c.ordinal), 'stale', 'over_age') end
-    end
-  end
-  -- Who waits still serves V - 1, and gets V in a moment where every version is published: a ticket issued before that
-  -- would be due one step earlier. Its next beat, after the activation or in two seconds, asks again.
-  grant(limits.publish_every == 1)
-  return reply(false)
+  for _, ordinal in ipairs(lease.ordinals) do use(ticket(ordinal), a.lineage, a.step, a.skipped) end
+  move_to(a.step + 1, a.lineage)
+  return commit_reply(false)
 end
 
 function ops.checkpointed(a)
@@ -196,7 +251,11 @@ function ops.checkpointed(a)
     return reject('bad_call', 'a checkpoint of version ' .. a.version .. ' cannot exist: V is ' .. num('version'))
   end
   put_run('checkpoint', a.version)
-  -- No rewind goes behind this checkpoint on this branch: what earlier steps trained need not be kept.
-  for _, name in ipairs(call('ZRANGEBYSCORE', KEPT, '-inf', '(' .. a.version)) do drop_kept(tonumber(name)) end
+  put_run('covered', a.oldest == cjson.null and a.version or math.min(a.oldest, a.version))
+  -- No rewind goes behind the oldest checkpoint on this branch: what earlier steps trained need not be kept.
+  for _, name in ipairs(call('ZRANGEBYSCORE', KEPT, '-inf', '(' .. R.covered)) do drop_kept(tonumber(name)) end
+  for _, step in ipairs(call('HKEYS', COMMITS)) do
+    if tonumber(step) < num('covered') then call('HDEL', COMMITS, step) end
+  end
   return '{}'
 end

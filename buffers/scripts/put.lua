@@ -42,28 +42,29 @@ function ops.put(a)
   local size = call('HSTRLEN', PAYLOAD, field)
   if size == 0 then return reject('bad_call', 'ticket ' .. h.ordinal .. ' was put without a payload') end
   first_time(t, a)
-  if not spans_survive(h) or h.oldest < t.issued_for[2] or h.newest > num('version') then
-    -- Dead weights, or an engine that fell back behind its promise: held, it could expire under `wait`.
-    t.answer = 'returned'
-    give_back(t)
-    call('HDEL', PAYLOAD, field)
+  local edge = limits.over_age == 'mask' and h.newest or h.oldest
+  if not spans_survive(h) or h.newest > num('version') then
+    give_back(t, 'rewind', h)
+  elseif h.oldest < t.issued_for[2] then
+    -- An engine that fell back behind its promise: held, it could expire under `wait`.
+    give_back(t, 'promise', h)
   elseif size > limits.group_bytes then
-    t.answer = 'ended'
-    finish_ticket(t, 'failed', 'too_large', h.tokens, h.seconds)
-  elseif not in_window(h.oldest) then
-    t.answer = 'ended'
-    finish_ticket(t, 'stale', 'over_age', h.tokens, h.seconds)
+    finish_ticket(t, 'failed', 'too_large', h)
+  elseif not in_window(edge) then
+    over_age(t, h)
   else
     leave_live(t)
     set_state(t, 'held')
-    t.header, t.size, t.answer = h, size, 'held'
-    go_live(t, 'h')
+    t.header, t.size, t.times.put = h, size, stamp
     hold(size)
-    owe(due(h.oldest), 1)
-    remember_time(now - t.issued)
-    save(t)
+    go_live(t)
+    remember_time(now - t.began)
+    put_run('filtered_in_row', 0)
     wake_learner()
   end
+  if t.state ~= 'held' then call('HDEL', PAYLOAD, field) end
+  t.answer = (t.state == 'held' or t.state == 'returned') and t.state or 'ended'
+  save(t)
   grant()
   return answer(t.answer)
 end
@@ -79,13 +80,13 @@ function ops.fail(a)
   end
   first_time(t, a)
   if a.kind == 'data' or a.kind == 'filtered' then
-    t.answer = 'ended'
-    finish_ticket(t, a.kind == 'data' and 'failed' or 'filtered', a.reason, a.tokens, a.seconds)
+    finish_ticket(t, a.kind == 'data' and 'failed' or 'filtered', a.reason, a.work)
+    if a.kind == 'filtered' then put_run('filtered_in_row', num('filtered_in_row') + 1) end
   else
-    t.answer = 'returned'
-    take_back(t, a.kind == 'infrastructure')
-    if t.state ~= 'returned' then t.answer = 'ended'; save(t) end
+    take_back(t, a.kind, a.kind == 'infrastructure', a.work)
   end
+  t.answer = t.state == 'returned' and 'returned' or 'ended'
+  save(t)
   grant()
   return answer(t.answer)
 end

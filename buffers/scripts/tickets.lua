@@ -10,41 +10,64 @@ local function owns(incarnation, ordinal, attempt)
   return ticket(ordinal).attempt == attempt
 end
 
--- Contract 2: one ticket for member m, or nil. Guards in the contract's order.
-local function issue(m)
-  if not m.serving or not is_ancestor(m.serving[1], m.serving[2]) then return nil end
+-- Uses that count against the room of an ordinal: those owed by live tickets of lower ordinal. Returned ones do not
+-- count, else a lost collector's ticket blocks its own re-issue.
+local function owed_before(ordinal)
+  if ordinal >= num('next') then return num('owed') end
+  local total, lower = 0, call('ZRANGEBYSCORE', LIVE, '-inf', '(' .. ordinal)
+  for _, n in ipairs(lower) do
+    local _, _, left = read_mark(call('HGET', LO, n))
+    total = total + left
+  end
+  return total
+end
+
+-- Only `wait` promises that nothing held expires: the due test with this ticket. With step V's batch leased it counts
+-- from V + 1, since DUES leaves the uses of leased tickets out already.
+local function in_time(served, uses)
+  if limits.over_age ~= 'wait' then return true end
+  local owed = read_dues(DUES)
+  each_due(served, uses, 0, function(step) owed[step] = (owed[step] or 0) + 1 end)
+  return due_test(owed, num('version') + (R.lease and 1 or 0))
+end
+
+-- Contract 2: the ordinal that member m would get now and the uses it would owe; or nil and the guard that refuses.
+local function admit(m)
+  if not m.serving or not is_ancestor(m.serving[1], m.serving[2]) then return nil, 'no_weights' end
   -- Returned tickets first: else a lost collector's live ticket blocks its own re-issue (deadlock at k 0, B 1).
   local ordinal = tonumber(call('ZRANGE', RETURNED, 0, 0)[1])
-  local fresh = ordinal == nil
-  if fresh then
+  if not ordinal then
     ordinal = num('next')
-    if limits.max_tickets ~= cjson.null and ordinal >= limits.max_tickets then return nil end
+    if limits.max_tickets ~= cjson.null and ordinal >= limits.max_tickets then return nil, 'no_rows' end
+  end
+  local V, s, B = num('version'), m.serving[2], limits.groups_per_step
+  local uses = math.min(limits.max_uses, 1 + limits.max_age - (V - s), limits.max_steps - V)
+  if uses < 1 then return nil, 'room' end
+  while not in_time(s, uses) do
+    if uses == 1 then return nil, 'due' end
+    uses = uses - 1
   end
   -- Relative admission: only lower ordinals count, against (1 + k - (V - s)) x B.
-  local V, s, B = num('version'), m.serving[2], limits.groups_per_step
-  local room = math.max(0, 1 + limits.max_age - (V - s)) * B
-  if call('ZCOUNT', LIVE, '-inf', '(' .. ordinal) + 1 > room then return nil end
-  if call('ZCARD', LIVE) + 1 > (limits.max_steps - V) * B then return nil end
-  if limits.over_age == 'wait' then
-    -- With step V's batch leased, count from V + 1; DUES leaves leased tickets out already.
-    local owed, step = read_dues(DUES), due(s)
-    owed[step] = (owed[step] or 0) + 1
-    if not due_test(owed, V + (R.lease and 1 or 0)) then return nil end
-  end
-  if not make_space(limits.group_bytes) then return nil end
+  if owed_before(ordinal) + uses > math.max(0, 1 + limits.max_age - (V - s)) * B then return nil, 'room' end
+  if num('owed') + uses > (limits.max_steps - V) * B then return nil, 'steps' end
+  if num('reserved') + num('held') + limits.group_bytes > limits.max_bytes then return nil, 'bytes' end
+  return ordinal, uses
+end
 
-  local t = fresh and { ordinal = ordinal, attempt = 0, losses = 0, last_owner = '', last_attempt = -1 }
-    or ticket(ordinal)
+local function issue(m)
+  local ordinal, uses = admit(m)
+  if not ordinal or not make_space(limits.group_bytes) then return nil end
+  local fresh = ordinal == num('next')
+  local t = fresh and new_row(ordinal) or ticket(ordinal)
   if fresh then put_run('next', ordinal + 1) else call('ZREM', RETURNED, ordinal) end
   set_state(t, 'issued')
-  t.owner, t.owner_name, t.issued_for, t.issued = m.incarnation, m.name, m.serving, now
-  t.header, t.reason, t.size, t.progress = nil, '', 0, 0
+  t.owner, t.owner_name, t.issued_for, t.began = m.incarnation, m.name, m.serving, now
+  t.header, t.reason, t.size, t.left, t.uses, t.times = nil, '', 0, uses, {}, { issued = stamp }
   reserve(limits.group_bytes)
-  go_live(t, 'i')
-  owe(due(s), 1)
+  go_live(t)
   call('SADD', OWNED .. m.incarnation, ordinal)
-  call('ZADD', ISSUED, now, ordinal)
-  call('ZADD', MOVED, now, ordinal)
+  call('ZADD', ISSUED, exact(now), ordinal)
+  call('ZADD', MOVED, exact(now), ordinal)
   call('HSET', PROGRESS, ordinal, 0)
   save(t)
   return t
@@ -83,7 +106,7 @@ local function owned_in_order(incarnation)
 end
 
 -- A member is gone: its tickets are returned; `lost` counts against them, a clean leave does not.
-local function forget(incarnation, lost)
+local function forget(incarnation, why, lost)
   local m = member(incarnation)
   call('HDEL', MEMBERS, incarnation)
   if call('HGET', NAMES, m.name) == incarnation then call('HDEL', NAMES, m.name) end
@@ -93,7 +116,7 @@ local function forget(incarnation, lost)
     drop_run('evaluation_claim')
     wake_members()
   end
-  for _, ordinal in ipairs(owned_in_order(incarnation)) do take_back(ticket(ordinal), lost) end
+  for _, ordinal in ipairs(owned_in_order(incarnation)) do take_back(ticket(ordinal), why, lost) end
   call('DEL', OWNED .. incarnation)
 end
 
@@ -106,33 +129,33 @@ end
 local function expire()
   if R.phase ~= 'running' then return end
   local changed = false
-  for _, incarnation in ipairs(call('ZRANGEBYSCORE', BEATS, '-inf', '(' .. (now - limits.member_timeout_s))) do
-    forget(incarnation, true)
+  for _, incarnation in ipairs(call('ZRANGEBYSCORE', BEATS, '-inf', '(' .. exact(now - limits.member_timeout_s))) do
+    forget(incarnation, 'member_lost', true)
     changed = true
   end
-  for _, ordinal in ipairs(call('ZRANGEBYSCORE', ISSUED, '-inf', '(' .. (now - straggler_s()))) do
+  for _, ordinal in ipairs(call('ZRANGEBYSCORE', ISSUED, '-inf', '(' .. exact(now - straggler_s()))) do
     finish_ticket(ticket(ordinal), 'stale', 'straggler')
     changed = true
   end
-  for _, ordinal in ipairs(call('ZRANGEBYSCORE', MOVED, '-inf', '(' .. (now - limits.ticket_progress_s))) do
-    local t = ticket(ordinal)
-    if call('HEXISTS', MEMBERS, t.owner) == 1 then wake('nudge:' .. t.owner) end
-    take_back(t, true)
+  for _, ordinal in ipairs(call('ZRANGEBYSCORE', MOVED, '-inf', '(' .. exact(now - limits.ticket_progress_s))) do
+    take_back(ticket(ordinal), 'no_progress', true)
     changed = true
   end
   if changed then grant() end
 end
 
-local function next_deadline()
-  local best = nil
+-- Seconds until time alone may change something; an act moves `now` by CLOCK_STEP_S at most, so no wait for a deadline
+-- is longer.
+local function next_deadline_s()
+  local best = now + CLOCK_STEP_S
   local function consider(key, plus)
     local head = call('ZRANGE', key, 0, 0, 'WITHSCORES')
-    if head[2] and (best == nil or tonumber(head[2]) + plus < best) then best = tonumber(head[2]) + plus end
+    if head[2] and tonumber(head[2]) + plus < best then best = tonumber(head[2]) + plus end
   end
   consider(BEATS, limits.member_timeout_s)
   consider(MOVED, limits.ticket_progress_s)
   consider(ISSUED, straggler_s())
-  return best or now + limits.no_progress_s
+  return math.max(0, best - now)
 end
 
 -- The reply to a member's current request, as far as it still owns the tickets.
@@ -141,7 +164,7 @@ local function granted(m)
   for _, pair in ipairs(m.reply or {}) do
     if owns(m.incarnation, pair[1], pair[2]) then
       local t = ticket(pair[1])
-      found[#found + 1] = { t.ordinal, t.attempt, t.issued_for, t.issued }
+      found[#found + 1] = { t.ordinal, t.attempt, t.issued_for, t.times.issued }
     end
   end
   return found
@@ -155,11 +178,11 @@ local ops = {}
 
 function ops.join(a)
   local other = call('HGET', NAMES, a.name)
-  if other and other ~= a.incarnation then forget(other, true) end
+  if other and other ~= a.incarnation then forget(other, 'member_lost', true) end
   if call('HEXISTS', MEMBERS, a.incarnation) == 0 then
     save_member({ name = a.name, incarnation = a.incarnation, seq = -1, want = 0, checksum = '', info = a.info })
     call('HSET', NAMES, a.name, a.incarnation)
-    call('ZADD', BEATS, now, a.incarnation)
+    call('ZADD', BEATS, exact(now), a.incarnation)
   end
   grant()
   return '{}'
@@ -167,7 +190,7 @@ end
 
 function ops.leave(a)
   if call('HEXISTS', MEMBERS, a.incarnation) == 1 then
-    forget(a.incarnation, false)
+    forget(a.incarnation, 'left', false)
     grant()
   end
   return '{}'
@@ -178,12 +201,12 @@ function ops.tickets(a)
   expire()
   local m = member(a.incarnation)
   if not m then return unknown(a) end
-  call('ZADD', BEATS, now, a.incarnation)
+  call('ZADD', BEATS, exact(now), a.incarnation)
   if a.seq < m.seq then
     return reject('bad_call', 'request ' .. a.seq .. ' comes after ' .. m.seq .. '; numbers must grow')
   end
   if a.seq > m.seq then
-    m.seq, m.want, m.reply = a.seq, a.want, nil
+    m.seq, m.want, m.reply, m.asked = a.seq, a.want, nil, stamp
     save_member(m)
     call('ZREM', WAITERS, a.incarnation)
   end
@@ -197,12 +220,12 @@ function ops.tickets(a)
     grant()
     found = granted(member(a.incarnation))
   end
-  return cjson.encode({ tickets = list(found), deadline = next_deadline(), now = now })
+  return cjson.encode({ tickets = list(found), within = next_deadline_s() })
 end
 
 function ops.beat(a)
   if call('HEXISTS', MEMBERS, a.incarnation) == 0 then return unknown(a) end
-  call('ZADD', BEATS, now, a.incarnation) -- before anything expires: it is here
+  call('ZADD', BEATS, exact(now), a.incarnation) -- before anything expires: it is here
   expire()
   local m = member(a.incarnation)
   m.serving = nil
@@ -216,7 +239,7 @@ function ops.beat(a)
       revoked[#revoked + 1] = { ordinal, attempt }
     elseif count > tonumber(call('HGET', PROGRESS, ordinal) or '0') then
       call('HSET', PROGRESS, ordinal, count)
-      call('ZADD', MOVED, now, ordinal)
+      call('ZADD', MOVED, exact(now), ordinal)
     end
   end
   grant()

@@ -8,14 +8,29 @@ and after every act the contract's sums must hold on the reference model.
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from itertools import zip_longest
 from typing import Any
 
-from asyncrl.buffers.base import BufferError, GroupHeader, Lease, Limits, Member, State, Ticket, UnknownMember
+from asyncrl.buffers.base import (
+    TERMINAL,
+    BufferError,
+    GroupHeader,
+    Lease,
+    Limits,
+    Member,
+    State,
+    Ticket,
+    TicketRow,
+    UnknownMember,
+)
 from asyncrl.buffers.memory import MemoryBuffer
+from asyncrl.buffers.reference.common import CLOCK_STEP_S
 from asyncrl.buffers.reference.model import Model
 from asyncrl.schema import digest
-from asyncrl.staleness import Lineages, Weights, due, due_test
+from asyncrl.staleness import Lineages, Weights, due_test, use_dues
+
+KEPT_CHECKPOINTS = 2
 
 
 class Broken(AssertionError):
@@ -28,6 +43,13 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now
+
+    async def passes(self, buffer: Any, seconds: float) -> None:
+        """Time passes while others use the store: between two acts a few seconds at most, as in a run."""
+        while seconds > 0:
+            self.now += min(seconds, CLOCK_STEP_S)
+            seconds -= CLOCK_STEP_S
+            await buffer.stats()
 
 
 @dataclass
@@ -52,6 +74,7 @@ class Faults:
     fail: float = 0.05
     fallback: float = 0.02
     lost_reply: float = 0.1
+    quarantine: float = 0.03
 
 
 @dataclass
@@ -69,10 +92,15 @@ class Driver:
     checkpoint_every: int = 3
     announced: Weights | None = None
     trained: dict[int, list[Weights]] = field(default_factory=dict)  # ordinal -> (lineage, step) of every use
+    archive: dict[int, TicketRow] = field(default_factory=dict)  # rows that have left the store
     tokens_of: dict[tuple[int, int], list[Weights]] = field(default_factory=dict)  # (ordinal, attempt) -> spans put
     born: int = 0
     compare_every: int = 1
     acts: int = 0
+
+    @property
+    def most_uses(self) -> int:
+        return self.limits.max_uses
 
     async def every(self, operation: str, *args: Any, **kwargs: Any) -> Any:
         """Call the same operation on all buffers; the same answer, or the same kind of refusal."""
@@ -85,7 +113,7 @@ class Driver:
         for answer in answers[1:]:
             same = type(answer) is type(answers[0]) if isinstance(answer, BufferError) else answer == answers[0]
             if not same:
-                raise Broken(f"{operation}{args}{kwargs}: {answers[0]!r} here, {answer!r} there")
+                raise Broken(f"{operation}{args}{kwargs}: {differences(answers[0], answer)}")
         if isinstance(answers[0], BufferError):
             raise answers[0]
         return answers[0]
@@ -179,7 +207,9 @@ class Driver:
             key = self.rng.choice(sorted(collector.work))
             del collector.work[key]
             kind = self.rng.choice(["data", "filtered", "infrastructure", "cancelled"])
-            await self.every("fail", collector.member, *key, kind=kind, reason=f"for_{kind}", tokens=3, seconds=1.0)
+            await self.every(
+                "fail", collector.member, *key, kind=kind, reason=f"for_{kind}", tokens=3, seconds=1.0, length=2.0
+            )
 
     # --- the learner ------------------------------------------------------------------------------------------------
 
@@ -188,6 +218,8 @@ class Driver:
         self.version = parent.version if parent else 0
         self.tree.forks[self.lineage] = tuple(parent) if parent else (0, 0)
         self.checkpoints = [c for c in self.checkpoints if parent and c.version <= parent.version]
+        if parent is None:
+            self.archive.clear()
         await self.publish()
 
     async def publish(self) -> None:
@@ -204,6 +236,10 @@ class Driver:
             answer = await self.every("lease", self.lineage, self.version, wait_s=0.0)
             if not isinstance(answer, Lease):
                 raise Broken(f"released step {self.version} cannot be leased again: {answer}")
+        if self.rng.random() < self.faults.quarantine:
+            bad = [n for n in answer.ordinals if self.rng.random() < 0.5]
+            await self.every("quarantine", self.lineage, self.version, bad, "corrupt")
+            return False
         self._check_batch(answer)
         payloads = await self.every("payloads", answer)
         if len(payloads) != len(answer.ordinals):
@@ -217,17 +253,25 @@ class Driver:
             self.trained.setdefault(ordinal, []).append(Weights(self.lineage, self.version))
         self.version = commit.version
         if self.version % self.checkpoint_every == 0:
-            self.checkpoints.append(Weights(self.lineage, self.version))
-            await self.every("checkpointed", self.lineage, self.version)
+            self.checkpoints = [*self.checkpoints, Weights(self.lineage, self.version)][-KEPT_CHECKPOINTS:]
+            oldest = self.checkpoints[0].version
+            await self.every("checkpointed", self.lineage, self.version, oldest=oldest)
+            settled: list[TicketRow] = await self.every("settled", self.lineage, limit=self.rng.randint(1, 9))
+            await self.every("archived", self.lineage, [row.ordinal for row in settled])
+            for row in settled:
+                if row.ordinal in self.archive:
+                    raise Broken(f"ticket {row.ordinal} leaves for the archive twice")
+                self.archive[row.ordinal] = row
         await self.publish()
         return True
 
     def _check_batch(self, lease: Lease) -> None:
+        if len(set(lease.ordinals)) != len(lease.ordinals):
+            raise Broken(f"a ticket twice in one batch: {lease.ordinals}")
         for header in lease.headers:
-            if self.version - header.oldest > self.limits.max_age:
-                raise Broken(
-                    f"step {self.version} trains ticket {header.ordinal} of age {self.version - header.oldest}"
-                )
+            edge = header.newest if self.limits.over_age == "mask" else header.oldest
+            if self.version - edge > self.limits.max_age:
+                raise Broken(f"step {self.version} trains ticket {header.ordinal} of age {self.version - edge}")
             for span in self.tokens_of[(header.ordinal, header.attempt)]:
                 if not self._survives(span) or span.version > self.version:
                     raise Broken(f"step {(self.lineage, self.version)} trains tokens of dead weights {span}")
@@ -286,7 +330,7 @@ class Driver:
 
     async def drain(self) -> None:
         """Without further faults the run must come to its end: anything else is a deadlock."""
-        self.faults = Faults(0, 0, 0, 0, 0, 0)
+        self.faults = Faults(0, 0, 0, 0, 0, 0, 0)
         idle = 0
         while self.version < self.limits.max_steps:
             moved = False
@@ -332,23 +376,47 @@ class Driver:
         model: Model = self.buffers[0].model
         for ordinal, uses in self.trained.items():
             surviving = [u for u in uses if self._survives(Weights(u.lineage, u.version + 1))]
-            if len(surviving) > 1:
-                raise Broken(
-                    f"ticket {ordinal} is trained {len(surviving)} times in the surviving weights: {surviving}"
-                )
-            if bool(surviving) != (model.all[ordinal].state is State.TRAINED):
-                raise Broken(f"ticket {ordinal}: uses {uses}, ledger says {model.all[ordinal].state}")
+            row = self.archive.get(ordinal) or model.all[ordinal]
+            if surviving != list(row.uses):
+                raise Broken(f"ticket {ordinal}: trained by {surviving} of the surviving weights, ledger: {row}")
+            if len(surviving) > self.most_uses:
+                raise Broken(f"ticket {ordinal} is trained {len(surviving)} times: {surviving}")
+            if row.state is State.TRAINED and not surviving:
+                raise Broken(f"ticket {ordinal} is trained by no surviving weights: {row}")
+        for ordinal, row in self.archive.items():
+            if ordinal in model.all:
+                raise Broken(f"ticket {ordinal} is in the store and in the archive")
+            if row.state not in TERMINAL:
+                raise Broken(f"ticket {ordinal} left the store as {row.state}")
+
+
+def differences(here: Any, there: Any) -> str:
+    """Of two snapshots only what differs."""
+    if not isinstance(here, tuple) or not isinstance(there, tuple) or not is_dataclass(here[0]):
+        return f"{here!r} here, {there!r} there"
+    found = [
+        f"{name}: {getattr(here[0], name)!r} here, {getattr(there[0], name)!r} there"
+        for name in (f.name for f in fields(here[0]))
+        if getattr(here[0], name) != getattr(there[0], name)
+    ]
+    rows = zip_longest(here[1], there[1])
+    return "\n".join([*found, *(f"{mine!r} here,\n{theirs!r} there" for mine, theirs in rows if mine != theirs)])
 
 
 def check_model(model: Model) -> None:
     """The sums of contract 1 and 8, recomputed from the rows."""
     limits, tickets = model.limits, list(model.all.values())
-    if len(tickets) != model.next_ordinal or sum(model.counts().values()) != model.next_ordinal:
+    if (
+        len(tickets) + sum(model.gone.values()) != model.next_ordinal
+        or sum(model.counts().values()) != model.next_ordinal
+    ):
         raise Broken(f"{model.next_ordinal} tickets, but states sum to {model.counts()}")
-    owing = [t for t in tickets if t.state in (State.ISSUED, State.HELD)]
     dues: dict[int, int] = {}
-    for t in owing:
-        dues[due(t.lo, limits.max_age)] = dues.get(due(t.lo, limits.max_age), 0) + 1
+    for t in tickets:
+        if t.state in (State.ISSUED, State.HELD, State.LEASED):
+            left = use_dues(model.edge(t), limits.max_age, t.left)
+            for step in left[1:] if t.state is State.LEASED else left:
+                dues[step] = dues.get(step, 0) + 1
     if dues != model.dues:
         raise Broken(f"dues {model.dues}, the rows say {dues}")
     issued = sum(t.state is State.ISSUED for t in tickets)
@@ -381,6 +449,8 @@ def random_limits(rng: random.Random, over_age: str) -> Limits:
         member_timeout_s=30.0,
         ticket_progress_s=40.0,
         no_progress_s=600.0,
+        max_uses=rng.choice([1, 1, 1, min(2, k + 1), k + 1]),
+        group_size=2,
     )
 
 
@@ -390,7 +460,7 @@ async def random_run(seed: int, *, over_age: str, acts: int, model: type[Model] 
     clock = Clock()
     limits = random_limits(rng, over_age)
     buffer = MemoryBuffer("r", limits, clock=clock)
-    buffer.model = model(limits)
+    buffer._model = model(limits)
     driver = Driver([buffer], clock, rng, limits)
     await driver.run(acts)
     return driver

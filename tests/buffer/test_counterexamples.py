@@ -41,7 +41,7 @@ async def test_a_lost_collectors_ticket_does_not_block_its_own_reissue(make_buff
     await starts(buffer, lims)
     a = await joins(buffer, "a", Weights(1, 0))
     assert [t.ordinal for t in await takes(buffer, a, 0)] == [0]
-    clock.now += lims.member_timeout_s + 1
+    await clock.passes(buffer, lims.member_timeout_s + 1)
     b = await joins(buffer, "b", Weights(1, 0))
     (again,) = await takes(buffer, b, 0)
     assert (again.ordinal, again.attempt) == (0, 1)
@@ -208,7 +208,7 @@ async def test_a_dead_waiter_at_the_head_does_not_keep_the_others_asleep(make_bu
     a, b, c = [await joins(buffer, name, Weights(1, 0)) for name in "abc"]
     tickets = await takes(buffer, a, 0)
     assert await takes(buffer, b, 0) == []  # b waits first
-    clock.now += lims.member_timeout_s - 1
+    await clock.passes(buffer, lims.member_timeout_s - 1)
     await serves(buffer, a, Weights(1, 0), progress={(0, 0): 1, (1, 0): 1})
     await serves(buffer, c, Weights(1, 0))
     assert await takes(buffer, c, 0) == []  # then c
@@ -337,12 +337,12 @@ async def test_a_straggler_ends_after_ten_medians_and_a_stuck_ticket_is_returned
     await starts(buffer, lims)
     a = await joins(buffer, "a", Weights(1, 0))
     tickets = await takes(buffer, a, 0)
-    clock.now += 20.0
+    await clock.passes(buffer, 20.0)
     await puts(buffer, a, tickets[0])  # the median is 20 s now: stragglers end at 200 s
-    clock.now += 170.0
+    await clock.passes(buffer, 170.0)
     await serves(buffer, a, Weights(1, 0), progress={(t.ordinal, 0): 5 for t in tickets[1:]})
     assert (await buffer.stats()).states[State.ISSUED] == 4
-    clock.now += 20.0
+    await clock.passes(buffer, 20.0)
     beat = await serves(buffer, a, Weights(1, 0), progress={(1, 0): 6})
     assert beat.revoked == ((1, 0),)
     assert (await buffer.stats()).reasons == {"stale/straggler": 4}
@@ -356,9 +356,9 @@ async def test_without_progress_a_ticket_goes_back_although_its_collector_beats(
     a = await joins(buffer, "a", Weights(1, 0))
     await takes(buffer, a, 0)
     for _ in range(3):
-        clock.now += 20.0
+        await clock.passes(buffer, 20.0)
         beat = await serves(buffer, a, Weights(1, 0), progress={(0, 0): 7})
-    clock.now += 20.0
+    await clock.passes(buffer, 20.0)
     assert beat.revoked == ()
     beat = await serves(buffer, a, Weights(1, 0), progress={(0, 0): 7})
     assert beat.revoked == ((0, 0),)

@@ -9,9 +9,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from asyncrl.buffers.base import BufferError, Lease
+from asyncrl.buffers.base import PROTOCOL_VERSION, BufferError, Lease
 from asyncrl.buffers.server import EmbeddedServer
 from asyncrl.buffers.store import RunExists, Store, open_store, run_prefix, shown
+from asyncrl.schema import SCHEMA_VERSION
 from asyncrl.staleness import Weights
 from tests.buffer.acts import PAYLOAD, header, joins, limits, puts, starts, takes
 
@@ -35,10 +36,11 @@ async def test_a_store_that_may_evict_is_refused(server_url: str, store: Store) 
 @pytest.mark.asyncio
 @pytest.mark.parametrize("what", ["schema", "protocol"])
 async def test_a_run_of_another_version_is_refused(store: Store, what: str) -> None:
-    document = {"schema": 1, "protocol": 1, "name": f"of-{what}", "recipe": {}, "hash": "h"} | {what: 99}
+    spoken = {"schema": SCHEMA_VERSION, "protocol": PROTOCOL_VERSION}
+    document = {**spoken, "name": f"of-{what}", "recipe": {}, "hash": "h"} | {what: 99}
     key = f"{run_prefix(f'of-{what}')}:run"
     await store.client.hset(key, mapping={"document": msgspec.json.encode(document), "limits": "{}"})
-    with pytest.raises(BufferError, match=f"has {what} version 99, this asyncrl speaks 1"):
+    with pytest.raises(BufferError, match=f"has {what} version 99, this asyncrl speaks {spoken[what]}"):
         await store.find_run(f"of-{what}")
 
 
