@@ -98,11 +98,18 @@ async def step(
 
 @asynccontextmanager
 async def collecting(
-    url: str, recipe: Recipe, *, collectors: int = 2, script: str = "", clock: Clock | None = None, **limits: Any
+    url: str,
+    recipe: Recipe,
+    *,
+    collectors: int = 2,
+    script: str = "",
+    clock: Clock | None = None,
+    limit_s: float = RUN_S,
+    **limits: Any,
 ) -> AsyncIterator[RedisBuffer]:
     """A learner's buffer of a new run, and collectors that work for it, each over connections of its own, until the run
     has been finished. `script`: the server's, with a guard removed."""
-    async with asyncio.timeout(RUN_S), AsyncExitStack() as stack:
+    async with asyncio.timeout(limit_s), AsyncExitStack() as stack:
 
         async def opened() -> Store:
             store = await open_store(url)

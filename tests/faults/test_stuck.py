@@ -1,17 +1,20 @@
-"""An answer that never ends, collectors that stand still: what waits ends, and nothing is lost or trained twice."""
+"""An answer that never ends, a collector that stands still: what waits for it ends, and nothing is trained twice."""
 
 from __future__ import annotations
 
 import asyncio
+import signal
+import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from asyncrl.buffers.archive import Archive
 from asyncrl.buffers.audit import audit
-from asyncrl.buffers.base import Waiting
+from asyncrl.buffers.base import Buffer, MemberStats, Waiting
 from asyncrl.collectors.engines import simulated
-from tests.faults.runs import begin, collecting, recipe_of, to_the_end
+from tests.faults.runs import begin, collecting, recipe_of, step, to_the_end
 
 pytestmark = pytest.mark.faults
 
@@ -59,3 +62,61 @@ async def test_without_the_deadline_the_learner_waits_for_it_by_name(server_url:
         await buffer.finish()
     assert isinstance(found, Waiting)
     assert ENDLESS in found.for_ordinals
+
+
+START_S = 60.0  # a collector process imports, connects and joins
+SILENT_S = 2.0  # after which its tickets are somebody else's
+
+
+async def member(buffer: Buffer, name: str, holds: Callable[[MemberStats], bool]) -> MemberStats:
+    async with asyncio.timeout(START_S):
+        while True:
+            for found in (await buffer.stats()).members:
+                if found.name == name and holds(found):
+                    return found
+            await asyncio.sleep(0.01)
+
+
+async def stop_at_work(buffer: Buffer, process: subprocess.Popen[str], name: str) -> MemberStats:
+    """Stop a collector's process while it holds tickets."""
+    async with asyncio.timeout(START_S):
+        while True:
+            process.send_signal(signal.SIGSTOP)
+            found = await member(buffer, name, lambda _: True)
+            if found.issued > 0:
+                return found
+            process.send_signal(signal.SIGCONT)
+            await asyncio.sleep(0.02)
+
+
+@pytest.mark.asyncio
+@pytest.mark.timeout(180)
+async def test_a_collector_that_stands_still_loses_its_tickets_and_comes_back(
+    server_url: str, tmp_path: Path, spawn: Callable[..., subprocess.Popen[str]]
+) -> None:
+    archive = Archive(tmp_path / "archive")
+    recipe = recipe_of("stopped", steps=200)
+    async with collecting(server_url, recipe, collectors=0, limit_s=150.0, member_timeout_s=SILENT_S) as buffer:
+        weights = await begin(buffer)
+        commands = {name: ("--buffer", server_url, "--run", "stopped", "--name", name) for name in ("a", "b")}
+        a, b = (spawn(name, "collector", *command) for name, command in commands.items())
+        for name in commands:
+            await member(buffer, name, lambda found: found.serving is not None)
+        for _ in range(3):
+            weights = await step(buffer, archive, weights)
+        stopped = await stop_at_work(buffer, a, "a")
+        for _ in range(6):  # beyond what age and lookahead allow without the tickets of `a`
+            weights = await step(buffer, archive, weights)
+        assert "a" not in {found.name for found in (await buffer.stats()).members}
+
+        a.send_signal(signal.SIGCONT)
+        back = await member(buffer, "a", lambda found: found.serving is not None)
+        assert back.incarnation != stopped.incarnation
+        for _ in range(6):
+            weights = await step(buffer, archive, weights)
+        await buffer.finish()
+        assert [await asyncio.to_thread(process.wait, 30) for process in (a, b)] == [0, 0]
+        report = await audit(buffer, archive)
+    assert report.problems == []
+    assert "joining again" in (tmp_path / "a.log").read_text()
+    assert set(archive.table(columns=["collector"])["collector"].to_pylist()) == {"a", "b"}
