@@ -113,7 +113,7 @@ def own_recipe(resumed: Path, recipe: str | None, overrides: Sequence[str], resu
 
 
 def print_summary(folder: Path) -> None:
-    """The run's ten lines, if it came so far as to write them."""
+    """The run's eleven lines, if it came so far as to write them."""
     from asyncrl.telemetry.summary import render
 
     summary = folder / "summary.json"

@@ -20,7 +20,7 @@ KEPT_STEPS = 200
 """Records kept for the sparkline, the time left and the advice."""
 
 ADVICE_STEPS = 10
-"""Steps the advice looks back on: long enough that one slow batch is no trend."""
+"""Steps that price and advice look back on: long enough that one slow batch is no trend."""
 
 
 FULL_WIDTH = 100
@@ -185,7 +185,8 @@ def panel_rows(
         ("lost", Text("nothing", "dim") if lost == "-" else Text(lost, "red")),
         ("weights", Text(f"learner:{version}   {text.served(_collectors(stats, last), separator='   ')}")),
         ("waiting", Text(waiting, "dim" if waiting == "-" else "yellow")),
-        ("advice", Text(text.advice(text.wait_share(records[-ADVICE_STEPS:])), "italic")),
+        ("price", Text(text.price(text.price_of(records[-ADVICE_STEPS:])) if records else "-")),
+        ("advice", Text(text.advice(records[-ADVICE_STEPS:]), "italic")),
     ]
 
 

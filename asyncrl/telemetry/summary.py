@@ -1,4 +1,4 @@
-"""What a run came to, on one screen: ten lines, and three prompts with the answers before and after."""
+"""What a run came to, on one screen: eleven lines, and three prompts with the answers before and after."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def render(summary: Mapping[str, Any], *, terminal: bool, file: TextIO) -> None:
 
 
 def summary_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """The ten lines, as (name, value)."""
+    """The eleven lines, as (name, value)."""
     seconds, tokens = summary.get("seconds"), summary.get("tokens")
     per_second = tokens / seconds if tokens is not None and seconds else None
     ended = "stopped early, resume with --resume" if summary.get("stopped") else "finished"
@@ -63,7 +63,8 @@ def summary_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         ),
         ("tokens", f"{'-' if tokens is None else f'{tokens:,}'} trained, {text.count(per_second)} a second"),
         ("age", f"{text.number(summary.get('age_mean'), 2)} on average, {summary.get('age_max', '-')} at most"),
-        ("lost", _lost(summary.get("lost") or {})),
+        ("price", text.price(text.Price(**summary["price"])) if summary.get("price") else "-"),
+        ("lost", _lost(summary)),
         ("recipe", _place(summary, "resolved_recipe")),
         ("metrics", _place(summary, "metrics")),
         ("archive", _place(summary, "archive")),
@@ -96,9 +97,11 @@ def shorten(value: object, width: int = ANSWER_WIDTH) -> str:
     return shown if len(shown) <= width else shown[: width - 3] + "..."
 
 
-def _lost(lost: Mapping[str, int]) -> str:
+def _lost(summary: Mapping[str, Any]) -> str:
+    lost, ratio = summary.get("lost") or {}, summary.get("lost_length_ratio")
+    length = "" if ratio is None else f", {text.number(ratio, 2)} x as long as trained ones"
     groups = sum(lost.values())
-    return f"{groups} groups: {text.reasons(lost, separator=', ')}" if groups else "nothing"
+    return f"{groups} groups{length}: {text.reasons(lost, separator=', ')}" if groups else "nothing"
 
 
 def _place(summary: Mapping[str, Any], key: str) -> str:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 ASCII_BLOCKS = "_.-=+*%#"
@@ -14,6 +15,25 @@ COLLECTOR_BOUND = 0.3
 
 LEARNER_BOUND = 0.05
 """Share below which they would not: waiting is all they could remove."""
+
+WASTEFUL = 0.2
+"""Share of thrown away tokens from which on that is worth a word."""
+
+AGAIN = "returned/"
+"""Prefix of reasons for which work was thrown away to be done again."""
+
+RUN_END = "stale/run_end"
+"""What was under way when the last step was done: no policy can save it."""
+
+MORE = "add collectors, slots or age"
+
+REMEDIES = {
+    "stale/over_age": "more age, or over_age wait, keeps them",
+    "returned/over_age": "more age, or over_age wait, keeps them",
+    "masked": "more age keeps them",
+    "filtered/zero_variance": "prompts that are neither solved nor out of reach keep them",
+}
+"""What helps more than further collectors where most is thrown away for this reason."""
 
 
 def number(value: float | None, digits: int = 3) -> str:
@@ -142,13 +162,82 @@ def served(collectors: Mapping[str, int | None], *, separator: str = " ") -> str
     return separator.join(f"{name}:{versions[name]}" for name in sorted(versions)) or "-"
 
 
-def wait_share(records: Iterable[Mapping[str, Any]]) -> float | None:
+def wait_share(records: Sequence[Mapping[str, Any]]) -> float | None:
     """Share of their time that the learner waited for a batch in these steps."""
     waited = total = 0.0
     for record in records:
         waited += record.get("wait_s") or 0.0
         total += record.get("step_s") or 0.0
     return min(1.0, waited / total) if total else None
+
+
+class Price(NamedTuple):
+    """What the age bound and the recipe's filters cost over some time.
+
+    waited: share of the learner's time. groups: that ended untrained. again: that were thrown away to be generated once
+    more. tokens, seconds (of collectors): of both. masked: tokens.
+    """
+
+    waited: float | None
+    groups: int
+    again: int
+    tokens: int
+    seconds: float
+    masked: int
+
+
+def price_of(records: Sequence[Mapping[str, Any]]) -> Price:
+    """Of these steps together."""
+
+    def total(key: str, *, again: bool) -> float:
+        amounts = [(record.get(key) or {}).items() for record in records]
+        return sum(float(n) for items in amounts for reason, n in items if reason.startswith(AGAIN) is again)
+
+    return Price(
+        waited=wait_share(records),
+        groups=int(total("step_lost", again=False)),
+        again=int(total("step_lost", again=True)),
+        tokens=int(sum(total("step_lost_tokens", again=again) for again in (False, True))),
+        seconds=sum(total("step_lost_seconds", again=again) for again in (False, True)),
+        masked=sum(record.get("tokens_masked") or 0 for record in records),
+    )
+
+
+def price(cost: Price) -> str:
+    """In one line; what cost nothing is not named.
+
+    >>> price(Price(waited=0.12, groups=4, again=1, tokens=1234, seconds=3.14, masked=0))
+    'waited 12%; lost 4 groups, redid 1: 1.2k tokens, 3.1 s of collectors'
+    >>> price(Price(waited=0.0, groups=0, again=0, tokens=0, seconds=0.0, masked=70))
+    'waited 0%; masked 70 tokens'
+    """
+    parts = [f"waited {percent(cost.waited)}"]
+    ended = [f"lost {cost.groups} groups"] if cost.groups else []
+    ended += [f"redid {cost.again}"] if cost.again else []
+    if ended:
+        parts.append(f"{', '.join(ended)}: {count(cost.tokens)} tokens, {cost.seconds:.1f} s of collectors")
+    if cost.masked:
+        parts.append(f"masked {count(cost.masked)} tokens")
+    return "; ".join(parts)
+
+
+def thrown_away(records: Sequence[Mapping[str, Any]]) -> tuple[float, str]:
+    """Share of the tokens generated in these steps that was thrown away, but for what the end of the run cut off, and
+    the reason that took most of them.
+
+    >>> thrown_away([{"tokens": 6, "tokens_masked": 1, "step_lost_tokens": {"stale/over_age": 3, "stale/run_end": 9}}])
+    (0.4, 'stale/over_age')
+    """
+    lost: Counter[str] = Counter()
+    for record in records:
+        lost.update(record.get("step_lost_tokens") or {})
+        lost["masked"] += record.get("tokens_masked") or 0
+    del lost[RUN_END]
+    trained = sum(record.get("tokens") or 0 for record in records)
+    if not lost.total():
+        return 0.0, ""
+    (reason, _), *_ = lost.most_common(1)
+    return lost.total() / (lost.total() + trained), reason
 
 
 def time_left(records: Sequence[Mapping[str, Any]], max_steps: int, *, window: int = 20) -> float | None:
@@ -159,13 +248,17 @@ def time_left(records: Sequence[Mapping[str, Any]], max_steps: int, *, window: i
     return max(0, max_steps - int(records[-1]["step"])) * sum(times) / len(times)
 
 
-def advice(share: float | None) -> str:
-    """One line on which side holds the run up, from the learner's share of waiting."""
+def advice(records: Sequence[Mapping[str, Any]]) -> str:
+    """One line on which side holds these steps up, from the learner's share of waiting, and on what is wasted."""
+    share = wait_share(records)
     if share is None:
         return "-"
     waits = f"learner waits {percent(share)}"
+    wasted, reason = thrown_away(records)
+    if wasted >= WASTEFUL:
+        waits += f", {percent(wasted)} of the tokens are thrown away ({reason})"
     if share >= COLLECTOR_BOUND:
-        return f"collector-bound, {waits}: add collectors, slots or age"
+        return f"collector-bound, {waits}: {REMEDIES.get(reason, MORE) if wasted >= WASTEFUL else MORE}"
     if share <= LEARNER_BOUND:
         return f"learner-bound, {waits}: only a faster step helps"
     return f"balanced, {waits}"
@@ -189,6 +282,9 @@ def step_line(record: Mapping[str, Any], *, max_steps: int, left_s: float | None
         f"  lost {reasons(record.get('lost') or {})}"
         f"  serves {served(record.get('collectors') or {})}"
     )
+    cost = price_of([record])
+    if cost.groups or cost.again or cost.masked:
+        line += f"  price: {price(cost)}"
     if record.get("waiting"):
         line += f"  waits: {record['waiting']}"
     return line + ("  SKIPPED: non-finite gradient" if record.get("skipped") else "")

@@ -116,6 +116,7 @@ def test_the_panel_shows_everything_asked_for() -> None:
         "lost": "nothing",
         "weights": "learner:2   collector-0:1",
         "waiting": "-",
+        "price": "waited 40%",
         "advice": "collector-bound, learner waits 40%: add collectors, slots or age",
     }
 
@@ -151,7 +152,7 @@ def test_no_line_of_the_panel_wraps_or_is_longer_than_the_terminal() -> None:
         stats = {**STATS, "waiting": {"reason": "tickets 81, 83 of " + ", ".join(f"collector-{n}" for n in range(30))}}
         Console(file=file, width=width).print(panel(records, stats, max_steps=10_000, width=width))
         lines = file.getvalue().splitlines()
-        assert len(lines) == 13, file.getvalue()
+        assert len(lines) == 14, file.getvalue()
         assert {len(line) for line in lines} == {min(width, FULL_WIDTH)}
 
 
@@ -214,12 +215,38 @@ def test_time_left_follows_the_last_steps() -> None:
 
 
 def test_advice_depends_on_the_share_of_waiting() -> None:
-    assert text.advice(0.62) == "collector-bound, learner waits 62%: add collectors, slots or age"
-    assert text.advice(0.03) == "learner-bound, learner waits 3%: only a faster step helps"
-    assert text.advice(0.2) == "balanced, learner waits 20%"
-    assert text.advice(None) == "-"
+    def of(share: float) -> str:
+        return text.advice([{"wait_s": share, "step_s": 1.0}])
+
+    assert of(0.62) == "collector-bound, learner waits 62%: add collectors, slots or age"
+    assert of(0.03) == "learner-bound, learner waits 3%: only a faster step helps"
+    assert of(0.2) == "balanced, learner waits 20%"
+    assert text.advice([]) == "-"
     assert text.wait_share([{"wait_s": 1.0, "step_s": 4.0}, {"wait_s": 0.0, "step_s": 6.0}]) == 0.1
     assert text.wait_share([{"wait_s": None}]) is None
+
+
+COSTLY = {
+    "tokens": 300,
+    "step_lost": {"stale/over_age": 3, "returned/over_age": 1},
+    "step_lost_tokens": {"stale/over_age": 80, "returned/over_age": 20},
+    "step_lost_seconds": {"stale/over_age": 2.0, "returned/over_age": 0.5},
+}
+
+
+def test_what_is_thrown_away_is_in_the_price_and_in_the_advice() -> None:
+    records = [step(1, **COSTLY), step(2, tokens=100, tokens_masked=25)]
+    rows = rows_of(records, {})
+    assert rows["price"].startswith("waited 40%; lost 3 groups, redid 1: 100 tokens")
+    said = "waited 40%; lost 3 groups, redid 1: 100 tokens, 2.5 s of collectors"
+    assert text.price(text.price_of(records)) == f"{said}; masked 25 tokens"
+    assert text.advice(records) == (
+        "collector-bound, learner waits 40%, 24% of the tokens are thrown away (stale/over_age): "
+        "more age, or over_age wait, keeps them"
+    )
+    line = text.step_line(records[0], max_steps=60, left_s=None)
+    assert line.endswith(f"  price: {said}")
+    assert "price" not in text.step_line(step(3), max_steps=60, left_s=None)
 
 
 def test_events_read_as_lines() -> None:
