@@ -172,15 +172,15 @@ def microbatches(batch: Batch, among: NDArray[np.bool_], budget: int) -> list[Mi
     """Rows that have a trained token, split by `budget` tokens; together they hold every trained token once.
 
     among bool [rows]: which rows are asked for."""
-    ends = np.cumsum(batch.lengths)
-    starts = ends - batch.lengths
     row_of = np.repeat(np.arange(len(batch.lengths)), batch.lengths)
     trained = np.bincount(row_of[batch.trained.numpy()], minlength=len(batch.lengths)) > 0
     rows = np.flatnonzero(trained & among)
     result = []
     for portion in split_rows(batch.lengths[rows].tolist(), budget):
         chosen = rows[portion]
-        positions = np.concatenate([np.arange(starts[row], ends[row]) for row in chosen])
+        taken = np.zeros(len(batch.lengths), bool)
+        taken[chosen] = True
+        positions = np.flatnonzero(taken[row_of])
         lengths = np.concatenate([[0], np.cumsum(batch.lengths[chosen])])
         result.append(Microbatch(positions=torch.from_numpy(positions), cu_seqlens=torch.from_numpy(lengths)))
     return result
