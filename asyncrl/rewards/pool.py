@@ -3,6 +3,10 @@
 A thread cannot stop `5**5**5**5`, and neither can a signal handler: the interpreter holds on until it is done. So each
 verifier is a process of its own (see `worker.py`), a call has a time limit from its start, and on expiry the process
 group is killed. The next call in its place starts a new process first, which that call's limit does not include.
+
+A built-in verifier needs microseconds, and a message costs more. So a worker that is free gets all calls that wait
+then, as far as it should be done with them in BATCH_S. It answers each by itself: what a hanging or dying call had
+before it in the batch is scored, what it had behind it waits again.
 """
 
 from __future__ import annotations
@@ -13,21 +17,24 @@ import math
 import os
 import signal
 import sys
-from collections.abc import Coroutine, Mapping
+from collections import deque
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
 from asyncrl.rewards.parts import DIED, FAILURES, INVALID, TIMEOUT, Verdict, odd_names, weighted_sum
-from asyncrl.rewards.worker import HEADER, Ready, Start
+from asyncrl.rewards.worker import HEADER, Ready, Scored, Start
 
 logger = logging.getLogger(__name__)
 
 START_LIMIT_S = 60.0  # built-in tasks need 0.1 s; a task of a user's may import a library as heavy as torch
+BATCH_S = 0.002  # what a call may wait for others of its batch while another worker is free
 LATE_LOOP_S = 0.05  # a few turns of a busy event loop; little beside what a killed process costs
 REAP_LIMIT_S = 5.0  # for the kernel to hand over a process that was killed
+READ_BYTES = 65536  # a pipe holds no more
 
 
 class VerifierError(Exception):
@@ -47,8 +54,8 @@ class VerifierPool:
     """`workers` processes, each with a scorer built by `factory(**arguments)`; first come, first served.
 
     `factory` is "module:function", imported by the worker, returning a `worker.Scorer`; `arguments` hold JSON values.
-    `timeout_s` limits one call from the moment a worker gets it: the wait for a free worker does not count, and is
-    bounded because every call ahead of it is. `counts` has one entry per failure class, and "scored".
+    `timeout_s` limits one call from the moment a worker gets to it: the wait for that does not count, and is bounded
+    because every call ahead of it is. `counts` has one entry per failure class, and "scored".
     """
 
     def __init__(self, factory: str, arguments: dict[str, Any], *, workers: int, timeout_s: float) -> None:
@@ -56,7 +63,9 @@ class VerifierPool:
         self._start = msgspec.msgpack.encode(Start(factory, arguments, list(sys.path)))
         self._timeout_s = timeout_s
         self._slots = [_Slot() for _ in range(workers)]
-        self._idle: asyncio.Queue[_Slot] = asyncio.Queue()
+        self._idle: deque[_Slot] = deque()
+        self._waiting: deque[_Call] = deque()
+        self._serving: set[asyncio.Task[None]] = set()
         self._spent: list[asyncio.subprocess.Process] = []  # killed, and perhaps not yet reaped
         self._names: tuple[str, ...] | None = None  # of the parts of the first score
         self._closed = False
@@ -68,44 +77,91 @@ class VerifierPool:
             if error is not None:
                 await self.close()
                 raise error
-        for slot in self._slots:
-            self._idle.put_nowait(slot)
+        self._idle.extend(self._slots)
 
     async def score(self, row: object, answer: object) -> Score:
         """Score one answer. `row` and `answer` are dataclasses or mappings; the scorer gets their fields.
 
         Never raises for the task's faults: `failure` names them. Raises VerifierError if no process can be started any
-        more or the pool was closed. Cancelling ends the call's worker, whose reply would otherwise go to the next call.
+        more or the pool was closed. Cancelling a call that a worker is at ends the worker.
         """
+        if self._closed:
+            raise VerifierError("the verifier pool is closed")
         try:
             request = msgspec.msgpack.encode((row, answer))
         except Exception as error:  # TypeError, OverflowError, UnicodeEncodeError, or what a type of the row's raises
             complaint = f"the row cannot be sent to the verifier: {type(error).__name__}: {error}"
             return self._finish(Verdict({}, INVALID, complaint), {})
-        slot = await self._idle.get()
+        loop = asyncio.get_running_loop()
+        call = _Call(request, loop.create_future())
+        if not self._waiting:
+            loop.call_soon(self._assign)  # after the others of this turn of the loop: answers often end together
+        self._waiting.append(call)
         try:
-            worker = await self._ready(slot)
-            fit = False
-            try:
-                verdict = await worker.call(request, self._timeout_s)
-                fit = verdict.failure not in (TIMEOUT, DIED)
-            finally:
-                if not fit:
-                    self._discard(slot)
-            if self._closed:
-                raise VerifierError("the verifier pool was closed during a call")
-            return self._finish(verdict, worker.weights)
-        finally:
-            self._idle.put_nowait(slot)
+            return await call.score
+        except asyncio.CancelledError:
+            self._cancel(call)
+            raise
 
     async def close(self) -> None:
         """Kill all workers and reap them. Calls in flight and later ones raise VerifierError."""
         self._closed = True
         for slot in self._slots:
             self._discard(slot)
+        for task in self._serving:
+            task.cancel()
+        if self._serving:
+            await asyncio.wait(self._serving, timeout=2 * REAP_LIMIT_S)
+        for call in self._waiting:
+            call.fail(VerifierError("the verifier pool was closed before this call was scored"))
+        self._waiting.clear()
         for process in self._spent:
             with suppress(TimeoutError):
                 await asyncio.wait_for(process.wait(), REAP_LIMIT_S)
+
+    def _assign(self) -> None:
+        """Give idle workers what waits, to each its part. Called whenever there is a new call or an idle worker."""
+        while self._waiting and self._idle and not self._closed:
+            slot = self._idle.popleft()
+            part = math.ceil(len(self._waiting) / (1 + len(self._idle)))
+            slot.batch.extend(self._waiting.popleft() for _ in range(min(part, slot.most)))
+            task = asyncio.create_task(self._serve(slot))
+            self._serving.add(task)
+            task.add_done_callback(self._serving.discard)
+
+    async def _serve(self, slot: _Slot) -> None:
+        """Have a slot's batch scored. What its worker did not come to waits again, before all others."""
+        try:
+            worker = await self._ready(slot)
+            worker.send(msgspec.msgpack.encode([call.request for call in slot.batch]))
+            while slot.batch and slot.worker is worker:
+                for scored in await worker.scored(self._timeout_s):
+                    fatal = scored.verdict.failure in (TIMEOUT, DIED)
+                    if fatal and slot.worker is not worker:
+                        break  # it was killed, for a call that was cancelled or by `close`: no call's fault
+                    slot.learn(scored.seconds)
+                    call = slot.batch.popleft()
+                    if not call.score.done():
+                        call.score.set_result(self._finish(scored.verdict, worker.weights))
+                    if fatal:
+                        self._discard(slot)
+        except Exception as error:
+            # No worker can be started. That may pass: one call hears of it, not all that wait.
+            self._discard(slot)
+            slot.batch.popleft().fail(error)
+        finally:
+            self._waiting.extendleft(call for call in reversed(slot.batch) if not call.score.done())
+            slot.batch.clear()
+            self._idle.append(slot)
+            self._assign()
+
+    def _cancel(self, call: _Call) -> None:
+        """Nobody waits for this call any more. One that has others before it in a batch is scored all the same."""
+        if call in self._waiting:
+            self._waiting.remove(call)
+        for slot in self._slots:
+            if slot.batch and slot.batch[0] is call:
+                self._discard(slot)
 
     async def _ready(self, slot: _Slot) -> _Worker:
         if slot.worker is not None and slot.worker.process.returncode is not None:
@@ -142,19 +198,38 @@ class VerifierPool:
         return Score(verdict.parts, reward, verdict.failure)
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
+class _Call:
+    """An answer to score. `request`: row and answer, encoded."""
+
+    request: bytes
+    score: asyncio.Future[Score]
+
+    def fail(self, error: Exception) -> None:
+        if not self.score.done():
+            self.score.set_exception(error)
+
+
+@dataclass(slots=True, eq=False)
 class _Slot:
     """A place for a worker. Empty after its worker was killed, until the next call."""
 
     worker: _Worker | None = None
+    batch: deque[_Call] = field(default_factory=deque)  # what the worker has; it is at the first
+    most: int = 1  # calls of the next batch
+
+    def learn(self, seconds: float) -> None:
+        """After a call that took so long. One slow call, and the next ones go alone until several were quick again."""
+        self.most = max(1, min(self.most + 1, int(BATCH_S / max(seconds, 1e-6))))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class _Worker:
-    """A verifier process that is ready. At most one call at a time."""
+    """A verifier process that is ready."""
 
     process: asyncio.subprocess.Process
-    weights: Mapping[str, float]
+    weights: Mapping[str, float] = field(default_factory=dict)
+    _received: bytearray = field(default_factory=bytearray)
 
     @classmethod
     async def start(cls, start: bytes) -> _Worker:
@@ -166,79 +241,85 @@ class _Worker:
             stdout=asyncio.subprocess.PIPE,
             start_new_session=True,  # a process group of its own, to be killed with all that the task started in it
         )
+        worker = cls(process)
         ready: Ready | None = None
         try:
-            reply = await _within(_exchange(process, start), START_LIMIT_S)
-            if reply is None:
+            worker.send(start)
+            try:
+                messages = await worker._receive(START_LIMIT_S)
+            except TimeoutError:
                 raise VerifierError(
                     f"a verifier process was not ready after {START_LIMIT_S:.0f} s: "
                     "the import or the constructor of the task hangs"
-                )
-            if not reply:
+                ) from None
+            if not messages:
                 code = await asyncio.wait_for(process.wait(), REAP_LIMIT_S)
                 raise VerifierError(
                     f"a verifier process ended with exit code {code} before it was ready: see its output above"
                 )
-            ready = msgspec.msgpack.decode(reply, type=Ready)
+            ready = msgspec.msgpack.decode(messages[0], type=Ready)
             if ready.error:
                 raise VerifierError(f"a verifier process cannot build the task: {ready.error}")
-            return cls(process, ready.weights)
+            worker.weights = ready.weights
+            return worker
         finally:
             if ready is None or ready.error:
                 _kill(process)
                 await asyncio.wait_for(process.wait(), REAP_LIMIT_S)
 
-    async def call(self, request: bytes, timeout_s: float) -> Verdict:
-        """The verdict on one request, or the failure TIMEOUT or DIED, after which the process is of no use.
+    def send(self, message: bytes) -> None:
+        """Hand over a message. To a process that is gone nothing is sent, and reading finds its end."""
+        if self.process.stdin is not None and not self.process.stdin.is_closing():
+            self.process.stdin.write(HEADER.pack(len(message)) + message)
 
-        Called for every answer, so without the task that `_within` makes for each exchange. As there, the limit ends
-        the call only after the loop had a last look at what has arrived.
-        """
-        loop = asyncio.get_running_loop()
+    async def scored(self, timeout_s: float) -> list[Scored]:
+        """The outcomes of the calls it was sent, as far as they have arrived, one at least. The failures TIMEOUT and
+        DIED, after which the process is of no use, are those of the first call it did not answer."""
         try:
-            async with asyncio.timeout(None) as limit:
-                timer = loop.call_later(timeout_s, lambda: limit.reschedule(loop.time() + LATE_LOOP_S))
-                try:
-                    reply = await _exchange(self.process, request)
-                finally:
-                    timer.cancel()
+            messages = await self._receive(timeout_s)
         except TimeoutError:
-            return Verdict({}, TIMEOUT, f"score took longer than collector.score_timeout_s = {timeout_s:g} s")
-        try:
-            return msgspec.msgpack.decode(reply, type=Verdict)
-        except (
-            msgspec.DecodeError
-        ):  # the empty reply of a process that is gone, or rubbish from a forked child of the task's
-            return Verdict({}, DIED, "the verifier's process ended during the call")
+            late = f"score took longer than collector.score_timeout_s = {timeout_s:g} s"
+            return [Scored(Verdict({}, TIMEOUT, late), math.inf)]
+        found = []
+        for message in messages or [b""]:
+            try:
+                found.append(msgspec.msgpack.decode(message, type=Scored))
+            except msgspec.DecodeError:  # a process that is gone, or rubbish from a forked child of the task's
+                found.append(Scored(Verdict({}, DIED, "the verifier's process ended during the call"), math.inf))
+                break
+        return found
 
+    async def _receive(self, limit_s: float) -> list[bytes]:
+        """The messages that have arrived, one at least; none if the process is gone. Raises TimeoutError.
 
-async def _exchange(process: asyncio.subprocess.Process, request: bytes) -> bytes:
-    """Send one message and read one; b"" if the process is gone."""
-    if process.stdin is None or process.stdout is None:
-        raise RuntimeError("a verifier process without pipes")
-    try:
-        process.stdin.write(HEADER.pack(len(request)) + request)
-        await process.stdin.drain()
-        (size,) = HEADER.unpack(await process.stdout.readexactly(HEADER.size))
-        return await process.stdout.readexactly(size)
-    except (ConnectionError, asyncio.IncompleteReadError):
-        return b""
+        A message that came in time counts though this process was too busy to look: after the limit the loop gets
+        `LATE_LOOP_S` to hand over what has arrived. `asyncio.timeout` alone would throw it away.
+        """
+        if self.process.stdout is None:
+            raise RuntimeError("a verifier process without pipes")
+        loop = asyncio.get_running_loop()
+        async with asyncio.timeout(None) as limit:
+            timer = loop.call_later(limit_s, lambda: limit.reschedule(loop.time() + LATE_LOOP_S))
+            try:
+                while not (messages := self._whole()):
+                    if not (piece := await self.process.stdout.read(READ_BYTES)):
+                        return []
+                    self._received += piece
+                return messages
+            finally:
+                timer.cancel()
 
-
-async def _within(exchange: Coroutine[Any, Any, bytes], limit_s: float) -> bytes | None:
-    """The exchange's reply, None if it is not there after `limit_s`.
-
-    A reply that came in time counts though this process was too busy to look: after the limit the loop gets
-    `LATE_LOOP_S` to hand over what has arrived. `asyncio.timeout` would throw it away.
-    """
-    task = asyncio.create_task(exchange)
-    try:
-        await asyncio.wait({task}, timeout=limit_s)
-        if not task.done():
-            await asyncio.wait({task}, timeout=LATE_LOOP_S)
-        return task.result() if task.done() else None
-    finally:
-        task.cancel()
+    def _whole(self) -> list[bytes]:
+        """Take the messages out of what was received that are whole."""
+        messages, start = [], 0
+        while len(self._received) >= (body := start + HEADER.size):
+            end = body + HEADER.unpack_from(self._received, start)[0]
+            if len(self._received) < end:
+                break
+            messages.append(bytes(self._received[body:end]))
+            start = end
+        del self._received[:start]
+        return messages
 
 
 def _kill(process: asyncio.subprocess.Process) -> None:

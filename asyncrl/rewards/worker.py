@@ -1,8 +1,9 @@
 """A verifier process: builds one scorer, then answers score calls until its standard input ends.
 
 Started by `pool.py` as `python -P -m asyncrl.rewards.worker PARENT_PID`. Each message, both ways, is a msgpack value
-after its length (4 bytes, big-endian). In: a `Start`, then pairs (row, answer) as plain dicts. Out: a `Ready`, then a
-`Verdict` each.
+after its length (4 bytes, big-endian). In: a `Start`, then lists of score calls, each an encoded pair (row, answer) of
+plain dicts. Out: a `Ready`, then a `Scored` for each call, sent before the next call begins: the parent knows from what
+has arrived which call a hanging process is in.
 
 It imports the standard library and msgspec only (what the task adds is the task's), because a killed worker's
 replacement must be ready soon.
@@ -16,6 +17,7 @@ import os
 import signal
 import struct
 import sys
+import time
 import traceback
 from collections.abc import Mapping
 from typing import Any, BinaryIO, Protocol
@@ -46,6 +48,13 @@ class Start(msgspec.Struct):
     path: list[str]  # sys.path of the parent: what it can import, this process can import
 
 
+class Scored(msgspec.Struct, array_like=True):
+    """The worker's answer to one score call."""
+
+    verdict: Verdict
+    seconds: float  # that the call took
+
+
 class Ready(msgspec.Struct):
     """The worker's answer to it, when it can score or never will."""
 
@@ -54,7 +63,7 @@ class Ready(msgspec.Struct):
 
 
 def main() -> None:
-    """Build, say so, then one verdict for each score call. The argument is the parent's process id."""
+    """Build, say so, then answer each score call. The argument is the parent's process id."""
     die_with_parent(int(sys.argv[1]))
     requests, replies = take_protocol()
     start = msgspec.msgpack.decode(read_frame(requests), type=Start)
@@ -66,9 +75,12 @@ def main() -> None:
         write_frame(replies, Ready({}, last_line(error)))
         return
     write_frame(replies, ready)
-    while request := read_frame(requests):
-        row, answer = msgspec.msgpack.decode(request)
-        write_frame(replies, verdict(scorer, row, answer))
+    while calls := read_frame(requests):
+        for call in msgspec.msgpack.decode(calls, type=list[bytes]):
+            row, answer = msgspec.msgpack.decode(call)
+            began = time.perf_counter()
+            found = verdict(scorer, row, answer)
+            write_frame(replies, Scored(found, time.perf_counter() - began))
     sys.stdout.flush()
     os._exit(0)  # not sys.exit: threads of the task's would be waited for, and nobody is left who could end the wait
 

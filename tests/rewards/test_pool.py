@@ -149,6 +149,61 @@ async def test_a_stuck_score_is_killed_and_others_go_on(make_pool: MakePool) -> 
 
 
 @pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("fault", "failure"), [(STUCK, "verifier_timeout"), ("os._exit(1)", "verifier_died"), ("1/0", "verifier_raised")]
+)
+async def test_in_a_batch_only_the_call_at_fault_fails_and_each_other_is_scored_once(
+    make_pool: MakePool, tmp_path: Path, fault: str, failure: str
+) -> None:
+    begun = tmp_path / "begun"
+    body = (
+        "def score(self, row, answer):\n"
+        f"    with open({str(begun)!r}, 'a') as file: file.write(row['id'] + '\\n')\n"
+        "    return eval(answer['text'])"
+    )
+    async with make_pool(body, timeout_s=2.0) as pool:
+        pool._slots[0].most = 10  # as after as many quick scores
+        texts = [str(n) for n in range(10)]
+        texts[4] = fault
+        calls = (pool.score(Row(id=f"call-{n}"), Answer(text)) for n, text in enumerate(texts))
+        results = await asyncio.wait_for(asyncio.gather(*calls), 60)
+        assert [result.failure for result in results] == [""] * 4 + [failure] + [""] * 5
+        assert [result.reward for n, result in enumerate(results) if n != 4] == [n for n in range(10) if n != 4]
+    assert begun.read_text().split() == [f"call-{n}" for n in range(10)]
+
+
+@pytest.mark.asyncio
+async def test_cancelling_one_call_of_a_batch_leaves_the_others_their_scores(
+    make_pool: MakePool, tmp_path: Path
+) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    stuck = f"open({str(pipe)!r}, 'w').close() or {STUCK}"
+    async with make_pool(EVAL) as pool:
+        pool._slots[0].most = 10
+        calls = [asyncio.create_task(score(pool, text)) for text in ("0", stuck, "2", "3")]
+        await asyncio.wait_for(asyncio.to_thread(pipe.read_bytes), 30)  # returns when the second one runs
+        calls[1].cancel()
+        calls[3].cancel()
+        results = await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 60)
+        assert [isinstance(result, asyncio.CancelledError) for result in results] == [False, True, False, True]
+        assert [result.reward for result in results if isinstance(result, Score)] == [0.0, 2.0]
+        assert {name: n for name, n in pool.counts.items() if n} == {"scored": 2}
+
+
+@pytest.mark.asyncio
+async def test_slow_scores_go_one_by_one_and_quick_ones_together(make_pool: MakePool) -> None:
+    async with make_pool("def score(self, row, answer): return time.sleep(float(answer['text'])) or 1.0") as pool:
+        for _ in range(50):  # how many are quick enough depends on the machine; slow ones are slow everywhere
+            await asyncio.gather(*(score(pool, "0") for _ in range(8)))
+            if pool._slots[0].most > 1:
+                break
+        assert pool._slots[0].most > 1
+        await asyncio.gather(*(score(pool, "0.01") for _ in range(3)))
+        assert pool._slots[0].most == 1
+
+
+@pytest.mark.asyncio
 async def test_the_processes_that_a_killed_score_started_are_killed_with_it(
     make_pool: MakePool, tmp_path: Path, process_ends_within: Callable[[int, float], bool]
 ) -> None:
