@@ -22,6 +22,7 @@ import torch
 
 from asyncrl.buffers.archive import Archive
 from asyncrl.buffers.base import Buffer, BufferError, Fenced, Lease, Limits, MemberStats, Stats
+from asyncrl.buffers.blocked import IN_MESSAGE, blocked_table
 from asyncrl.config.recipe import Recipe
 from asyncrl.learners import checkpoint as checkpoints
 from asyncrl.learners.arithmetic import machine, settings
@@ -262,7 +263,7 @@ class _Learner:
 
     async def next_batch(self, stop: asyncio.Event) -> Lease | None:
         """The batch of the next step, however long it takes; None when `stop` is set. Raises LearnerError when no step
-        was made for `run.no_progress_s`, naming what is missing."""
+        was made for `run.no_progress_s`, with the table of everyone who waits."""
         self.waited_for = ""
         self.enter(Phase.LEASING)
         while not stop.is_set():
@@ -275,9 +276,9 @@ class _Learner:
                 log.info("step %d waits: %s", self.version + 1, answer.reason)
             idle = time.monotonic() - self.last_step
             if idle > self.recipe.run.no_progress_s:
-                raise LearnerError(
-                    f"no step for {idle:.0f} s (run.no_progress_s); step {self.version + 1} waits: {answer.reason}"
-                )
+                stats = await self.buffer.stats()
+                stall = f"no step for {idle:.0f} s (run.no_progress_s); step {self.version + 1} waits: {answer.reason}"
+                raise LearnerError("\n".join([stall, *blocked_table(stats, self.buffer.limits, most=IN_MESSAGE)]))
         return None
 
     async def step(self, lease: Lease) -> bool:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from asyncrl.cli import inspection
 from asyncrl.cli.buffer_replay import replay
 from asyncrl.cli.errors import FAILED, Failure
 
@@ -16,10 +17,11 @@ STOP_S = 15.0
 
 @click.group()
 def buffer() -> None:
-    """Serve a store; audit a run's ledger."""
+    """Serve a store; look into a run's buffer, while it trains or afterwards."""
 
 
-buffer.add_command(replay)
+for command in (inspection.status, inspection.ls, inspection.head, inspection.show, inspection.dump, replay):
+    buffer.add_command(command)
 
 
 @buffer.command()

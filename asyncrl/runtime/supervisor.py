@@ -18,16 +18,19 @@ from typing import Any
 import msgspec
 
 from asyncrl.buffers.base import BufferError, Stats
+from asyncrl.buffers.blocked import IN_MESSAGE
 from asyncrl.buffers.remote import RedisBuffer
 from asyncrl.buffers.server import EmbeddedServer
 from asyncrl.buffers.store import Store, open_store
 from asyncrl.config.recipe import Recipe, to_builtins
+from asyncrl.learners.phase import read as read_phase
 from asyncrl.runtime.children import Child
 from asyncrl.runtime.hopeless import causes, nothing_usable
 from asyncrl.runtime.models import BUILTIN_TINY
 from asyncrl.runtime.preflight import EMBEDDED
 from asyncrl.runtime.restarts import LIMIT, WINDOW_S, Restarts
 from asyncrl.runtime.sinks import Sinks
+from asyncrl.runtime.status import who_waits
 from asyncrl.runtime.store_keeper import StoreKeeper
 from asyncrl.runtime.tail import JsonLines
 from asyncrl.telemetry.console import RunConsole
@@ -148,8 +151,15 @@ class Supervisor:
             return "\n".join([failed, *causes(log), f"Its log: {log}"])
         limit = self._recipe.run.no_progress_s + HANG_S
         if time.monotonic() - self._moved > limit:
-            return f"no step for {limit:.0f} s and no word from the learner\n{self._learner.last_words()}"
+            silent = f"no step for {limit:.0f} s and no word from the learner"
+            return "\n".join([silent, *self._who_waits(), self._learner.last_words()])
         return None
+
+    def _who_waits(self) -> list[str]:
+        """By the last look into the store; nothing where there never was one."""
+        if self._stats is None or self._buffer is None:
+            return []
+        return who_waits(self._stats, self._buffer.limits, read_phase(self._folder), most=IN_MESSAGE)
 
     async def _tend_collector(self, environment: dict[str, str]) -> int | None:
         """Start the collector again where it died; an exit code where that cannot help."""
