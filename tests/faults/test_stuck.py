@@ -14,7 +14,7 @@ from asyncrl.buffers.archive import Archive
 from asyncrl.buffers.audit import audit
 from asyncrl.buffers.base import Buffer, MemberStats, Waiting
 from asyncrl.collectors.engines import simulated
-from tests.faults.runs import begin, collecting, recipe_of, step, to_the_end
+from tests.faults.runs import begin, collecting, recipe_of, to_the_end
 
 pytestmark = pytest.mark.faults
 
@@ -77,6 +77,14 @@ async def member(buffer: Buffer, name: str, holds: Callable[[MemberStats], bool]
             await asyncio.sleep(0.01)
 
 
+async def gone(buffer: Buffer, name: str) -> None:
+    async with asyncio.timeout(START_S):
+        while True:
+            if name not in {found.name for found in (await buffer.stats()).members}:
+                return
+            await asyncio.sleep(0.05)
+
+
 async def stop_at_work(buffer: Buffer, process: subprocess.Popen[str], name: str) -> MemberStats:
     """Stop a collector's process while it holds tickets."""
     async with asyncio.timeout(START_S):
@@ -95,26 +103,20 @@ async def test_a_collector_that_stands_still_loses_its_tickets_and_comes_back(
     server_url: str, tmp_path: Path, spawn: Callable[..., subprocess.Popen[str]]
 ) -> None:
     archive = Archive(tmp_path / "archive")
-    recipe = recipe_of("stopped", steps=200)
+    recipe = recipe_of("stopped", steps=40)
     async with collecting(server_url, recipe, collectors=0, limit_s=150.0, member_timeout_s=SILENT_S) as buffer:
         weights = await begin(buffer)
         commands = {name: ("--buffer", server_url, "--run", "stopped", "--name", name) for name in ("a", "b")}
         a, b = (spawn(name, "collector", *command) for name, command in commands.items())
         for name in commands:
             await member(buffer, name, lambda found: found.serving is not None)
-        for _ in range(3):
-            weights = await step(buffer, archive, weights)
+        training = asyncio.ensure_future(to_the_end(buffer, archive, weights))
         stopped = await stop_at_work(buffer, a, "a")
-        for _ in range(6):  # beyond what age and lookahead allow without the tickets of `a`
-            weights = await step(buffer, archive, weights)
-        assert "a" not in {found.name for found in (await buffer.stats()).members}
-
+        await gone(buffer, "a")
         a.send_signal(signal.SIGCONT)
-        back = await member(buffer, "a", lambda found: found.serving is not None)
+        back = await member(buffer, "a", lambda found: found.issued > 0)
         assert back.incarnation != stopped.incarnation
-        for _ in range(6):
-            weights = await step(buffer, archive, weights)
-        await buffer.finish()
+        await training
         assert [await asyncio.to_thread(process.wait, 30) for process in (a, b)] == [0, 0]
         report = await audit(buffer, archive)
     assert report.problems == []
