@@ -141,6 +141,12 @@ def ranked() -> ModuleType:
     return _load("ranked_steps")
 
 
+@pytest.fixture(scope="session")
+def forgetful() -> ModuleType:
+    """The module `forgetful`."""
+    return _load("forgetful")
+
+
 def _load(name: str) -> ModuleType:
     spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
     assert spec is not None

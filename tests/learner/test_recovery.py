@@ -1,0 +1,173 @@
+"""A store that went back in time, or lost everything, knows afterwards what the weights contain, and nothing twice."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from asyncrl.buffers.archive import branch_to
+from asyncrl.buffers.audit import ledger_problems
+from asyncrl.buffers.base import BufferError, Fenced, State
+from asyncrl.learners.lasting import LastingBuffer, LeaseGone
+from asyncrl.learners.recovery import forgotten_steps, is_behind, path_to, recover
+from asyncrl.staleness import Weights
+
+acts = st.lists(st.one_of(st.just("step"), st.tuples(st.just("resume"), st.floats(0, 1))), min_size=1, max_size=12)
+
+
+async def is_sound(run: Any) -> None:
+    """The ledger adds up and says of each ticket what the weights contain."""
+    stats, rows = await run.store.snapshot()
+    assert (stats.phase, Weights(stats.lineage, stats.version)) == ("running", run.own)
+    assert ledger_problems(stats, rows, run.store.limits) == []
+    trained = {row.ordinal: row.trained for row in rows if row.state is State.TRAINED}
+    path = [
+        Weights(lineage, step)
+        for lineage, first, last in branch_to(run.own, run.forks)
+        for step in range(first, last + 1)
+    ]
+    assert trained == {n: step for step, ordinals in zip(path, run.contained, strict=True) for n in ordinals}
+
+
+async def history(forgetful: Any, acts: list[Any]) -> Any:
+    """A run after these acts; its store remembers the moment before each."""
+    run = forgetful.HandRun(forgetful.ForgetfulStore(), forgetful.Parts())
+    run.store.remembers()
+    await run.starts(run.store, 0)
+    for act in acts:
+        run.store.remembers()
+        if act == "step":
+            await run.commits(run.store, await run.leases(run.store))
+        else:
+            await run.starts(run.store, int(act[1] * run.own.version))
+    return run
+
+
+@settings(deadline=None, max_examples=40)
+@given(acts, st.data())
+def test_a_store_that_went_back_to_any_moment_is_brought_to_where_the_weights_are(forgetful, acts, data):
+    async def check() -> None:
+        run = await history(forgetful, acts)
+        moment = data.draw(st.integers(0, len(run.store.moments) - 1))
+        run.store.goes_back(moment)
+        stats = await run.store.stats()
+        store = Weights(stats.lineage, stats.version)
+        found = await recover(run.store, run.parts, forks=run.forks, own=run.own)
+        assert (found is not None) == is_behind(store, run.own)
+        await is_sound(run)
+        assert await recover(run.store, run.parts, forks=run.forks, own=run.own) is None
+        for _ in range(3):
+            await run.commits(run.store, await run.leases(run.store))
+        await is_sound(run)
+
+    asyncio.run(check())
+
+
+@pytest.mark.asyncio
+async def test_a_store_whose_version_alone_is_moved_on_does_not_know_what_the_weights_contain(forgetful):
+    """Negative control of the test above."""
+    run = await history(forgetful, ["step", "step"])
+    run.store.goes_back(1)
+    await run.store.adopt(path_to(run.own, run.forks))
+    for step in forgotten_steps(Weights(1, 0), {1: (0, 0)}, run.own, run.forks):
+        await run.store.recommit(*step, [])
+    with pytest.raises(AssertionError):
+        await is_sound(run)
+
+
+@pytest.mark.asyncio
+async def test_a_part_that_is_missing_is_named_and_the_store_left_alone(forgetful):
+    run = await history(forgetful, ["step", "step", "step"])
+    run.store.goes_back(1)
+    del run.parts.trained[Weights(1, 1)]
+    before = await run.store.stats()
+    with pytest.raises(BufferError, match=r"forgotten step 1 of lineage 1.*start a new run"):
+        await recover(run.store, run.parts, forks=run.forks, own=run.own)
+    assert await run.store.stats() == before
+
+
+@pytest.mark.asyncio
+async def test_a_store_with_another_past_is_refused(forgetful):
+    run = await history(forgetful, ["step", "step", ("resume", 1.0), "step"])
+    run.store.goes_back(-2)  # lineage 1, version 2
+    await run.store.new_lineage(parent=Weights(1, 1), limits=run.store.limits)
+    with pytest.raises(BufferError, match="lineage 2"):
+        await recover(run.store, run.parts, forks=run.forks, own=run.own)
+
+
+def test_a_newer_learner_is_not_a_loss():
+    assert not is_behind(Weights(3, 1), Weights(2, 9))
+    assert path_to(Weights(3, 9), {1: (0, 0), 2: (1, 4), 3: (1, 5)}) == {1: (0, 0), 3: (1, 5)}
+
+
+# --- the buffer that lasts ------------------------------------------------------------------------------------------
+
+
+def lasting(run: Any) -> LastingBuffer:
+    buffer = LastingBuffer(run.store, run.parts, limit_s=5.0, stop=asyncio.Event(), recreate=run.store.recreate)
+    buffer.trains(lambda: (run.forks, run.own))
+    return buffer
+
+
+@settings(deadline=None, max_examples=40)
+@given(acts, st.data())
+def test_at_whatever_moment_a_store_forgets_every_step_is_trained_once(forgetful, acts, data):
+    """The store forgets before a lease, before the groups are fetched, or before the commit."""
+
+    def forgets(run: Any, when: str) -> None:
+        run.store.remembers()
+        back = data.draw(st.one_of(st.none(), st.integers(0, len(run.store.moments)), st.just("all")), label=when)
+        if back == "all":
+            run.store.loses_everything()
+        elif back is not None and back < len(run.store.moments):
+            run.store.goes_back(back)
+
+    async def check() -> None:
+        run = await history(forgetful, acts)
+        buffer = lasting(run)
+        await buffer.announce(run.own, {"transport": "none"})
+        for _ in range(3):
+            forgets(run, "lease")
+            lease = await run.leases(buffer)
+            forgets(run, "payloads")
+            try:
+                await buffer.payloads(lease)
+            except LeaseGone:
+                lease = await run.leases(buffer)
+                await buffer.payloads(lease)
+            forgets(run, "commit")
+            await run.commits(buffer, lease)
+        await is_sound(run)
+        announced = await buffer.announcement()
+        assert announced is None or announced[0].lineage == run.own.lineage
+
+    asyncio.run(check())
+
+
+@pytest.mark.asyncio
+async def test_a_learner_that_was_replaced_recommits_nothing(forgetful):
+    run = await history(forgetful, ["step", "step"])
+    buffer = lasting(run)
+    lease = await run.leases(buffer)
+    await run.store.new_lineage(parent=Weights(1, 1), limits=run.store.limits)
+    before = await run.store.stats()
+    with pytest.raises(Fenced):
+        await run.commits(buffer, lease)
+    with pytest.raises(Fenced):
+        await buffer.checkpointed(1, 2)
+    assert await run.store.stats() == before
+
+
+@pytest.mark.asyncio
+async def test_the_same_leases_damaged_groups_are_an_error_of_their_own(forgetful, monkeypatch):
+    run = await history(forgetful, ["step"])
+    buffer = lasting(run)
+    lease = await run.leases(buffer)
+    run.store.now.model.payload.clear()
+    with pytest.raises(BufferError) as raised:
+        await buffer.payloads(lease)
+    assert not isinstance(raised.value, LeaseGone)
