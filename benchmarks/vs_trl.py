@@ -2,8 +2,10 @@
 
 TRL runs unmodified in a virtual environment of its own, made on the first call in asyncrl's cache folder; torch and
 transformers come from this environment (a `.pth` line saves gigabytes), so that both sides compute with the same
-libraries. TRL takes one or two torch threads, whichever is faster here; asyncrl has a process that samples and one that
-trains, with one each. The sides take turns, and medians are compared.
+libraries. TRL has one or two torch threads, whichever is faster here; asyncrl has a process that samples and one that
+trains, with one each. All three take turns, each turn begun by another one, so that whatever the machine does slowly
+meets all alike. Medians over the turns are compared; TRL's is the better of its two. How far the turns agree is in the
+rows.
 
 Counted are tokens that were sampled and trained, prompts never. The clock of TRL runs from the start of its first step
 to the end of its last, that of asyncrl from its first ticket to the end of its last step: imports, loading and the
@@ -22,7 +24,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
@@ -30,6 +32,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
+import numpy as np
 import torch
 import transformers
 
@@ -49,10 +52,10 @@ INSTALL_LIMIT_S = 900.0
 
 SEED = 0
 STEPS, QUICK_STEPS = 60, 40
-PROBE_STEPS = 15  # enough to tell one thread from two
-ROUNDS = 3
+TURNS = 5
 CORES = 2
-THREADS = (1, 2)
+THREADS = (1, 2)  # of TRL's torch
+RESAMPLES = 10_000
 
 REWARD = 0.8
 DECAY = 0.8  # of the moving average
@@ -69,11 +72,11 @@ class Trace:
     rewards: Sequence[float]  # mean over the step's answers
     tokens: Sequence[int]  # sampled and trained
 
-    def row(self, side: str, round_number: int, threads: int) -> Row:
+    def row(self, side: str, turn: int, threads: int) -> Row:
         """As it is written down."""
         return {
             "side": side,
-            "round": round_number,
+            "turn": turn,
             "threads": threads,  # of torch, in each process that computes
             "steps": len(self.ended),
             "step_s": median(step_seconds(self.ended)),
@@ -98,7 +101,7 @@ def seconds_to(reward: float, ended: Sequence[float], rewards: Sequence[float]) 
 
     The average starts with the first step's reward and forgets with DECAY per step.
 
-    >>> seconds_to(0.5, [1.0, 2.0, 3.0, 4.0], [0.0, 1.0, 1.0, 1.0])
+    >>> seconds_to(0.4, [1.0, 2.0, 3.0, 4.0], [0.0, 1.0, 1.0, 1.0])
     4.0
     """
     average: float | None = None
@@ -110,24 +113,23 @@ def seconds_to(reward: float, ended: Sequence[float], rewards: Sequence[float]) 
 
 
 def measure(*, quick: bool, say: Say) -> Measured:
-    """Rows: TRL once per number of threads; then, in turns, TRL and asyncrl (quick: one turn); the slow control."""
-    steps, rounds = (QUICK_STEPS, 1) if quick else (STEPS, ROUNDS)
+    """Rows: every run, in the order of the turns (quick: one turn); the slow control; how far the turns agree."""
+    steps, turns = (QUICK_STEPS, 1) if quick else (STEPS, TURNS)
     python = trl_python(cache_root(), say)
     recipe = load_recipe("tiny-reverse").recipe
     model = ensure_tiny(SEED)
     prompts = prompts_of(recipe, model, steps * recipe.learner.groups_per_step)
     rows: list[Row] = []
 
-    def add(trace: Trace, side: str, round_number: int, threads: int) -> Row:
-        row = trace.row(side, round_number, threads)
+    def add(trace: Trace, side: str, turn: int, threads: int) -> None:
+        row = trace.row(side, turn, threads)
         rows.append(row)
         say(f"{side}, threads {threads}: {row['step_s']:.3f} s a step, {row['tokens_per_s']:.0f} tokens/s")
-        return row
 
     with tempfile.TemporaryDirectory(prefix="asyncrl-bench-") as name, on_cores(CORES):
         folder = Path(name)
 
-        def trl(threads: int, steps: int) -> Trace:
+        def trl(threads: int) -> Trace:
             return train_trl(python, folder, {**job_of(recipe, model, steps), "threads": threads, "prompts": prompts})
 
         def own(name: str, **settings: object) -> Trace:
@@ -136,34 +138,108 @@ def measure(*, quick: bool, say: Say) -> Measured:
             train(folder / name, {**fixed, **unmeasured, **settings})
             return read_own(folder / name)
 
-        probes = {threads: add(trl(threads, PROBE_STEPS), "trl-probe", 0, threads) for threads in THREADS}
-        threads = max(THREADS, key=lambda count: probes[count]["tokens_per_s"])
-        for turn in range(1, rounds + 1):
-            add(trl(threads, steps), "trl", turn, threads)
-            add(own(f"bench-trl-{turn}"), "asyncrl", turn, 1)
+        for turn in range(1, turns + 1):
+            for side, threads in order(turn):
+                trace = trl(threads) if side == "trl" else own(f"bench-trl-{turn}")
+                add(trace, side, turn, threads)
         slow = {"collector.engine.type": "transformers", "collector.engine.slots": SLOW_SLOTS}
         add(own("bench-trl-slow", **slow), "control", 1, 1)
-    return Measured(rows=rows, targets=targets(rows))
+    met = targets(rows)
+    return Measured(rows=[*rows, *agreement(rows)], targets=met)
+
+
+def order(turn: int) -> list[tuple[str, int]]:
+    """Who runs in a turn, one after the other: (side, threads).
+
+    >>> order(1), order(2)
+    ([('trl', 1), ('trl', 2), ('asyncrl', 1)], [('trl', 2), ('asyncrl', 1), ('trl', 1)])
+    """
+    sides = [*(("trl", threads) for threads in THREADS), ("asyncrl", 1)]
+    first = (turn - 1) % len(sides)
+    return sides[first:] + sides[:first]
 
 
 def targets(rows: Sequence[Row]) -> list[Target]:
-    """Medians of asyncrl's turns over those of TRL's."""
+    """Medians over the turns, asyncrl's over TRL's. TRL's is that of the number of threads with the better median, for
+    each target anew; that it learns is asked of both."""
 
-    def of(side: str, key: str) -> float | None:
-        values = [row[key] for row in rows if row["side"] == side]
+    def of(side: str, key: str, threads: int = 1) -> float | None:
+        values = [row[key] for row in rows if (row["side"], row["threads"]) == (side, threads)]
         return None if None in values else median(values)
 
-    def ratio(side: str, key: str) -> float | None:
-        own, peer = of(side, key), of("trl", key)
-        return None if own is None or peer is None else own / peer
+    def ratio(
+        own: float | None, peers: Sequence[float | None], *, best: Callable[[list[float]], float]
+    ) -> float | None:
+        known = [peer for peer in peers if peer is not None]
+        return own / best(known) if own is not None and known else None
 
-    speed, slow, arrival = ratio("asyncrl", "tokens_per_s"), ratio("control", "tokens_per_s"), "seconds_to_reward"
+    speeds, arrivals, learnt = (
+        [of("trl", key, threads) for threads in THREADS] for key in ("tokens_per_s", "seconds_to_reward", "reward_end")
+    )
+    speed = ratio(of("asyncrl", "tokens_per_s"), speeds, best=max)
+    arrival = ratio(of("asyncrl", "seconds_to_reward"), arrivals, best=min)
+    slow = ratio(of("control", "tokens_per_s"), speeds, best=max)
     return [
         Target("trained tokens/s, asyncrl / TRL", speed, SPEED_UP, "higher"),
-        Target(f"seconds to a reward of {REWARD}, asyncrl / TRL", ratio("asyncrl", arrival), 1.0, "lower"),
-        Target(f"control: TRL's reward of the last {WINDOW} steps", of("trl", "reward_end"), LEARNT, "higher"),
+        Target(f"seconds to a reward of {REWARD}, asyncrl / TRL", arrival, 1.0, "lower"),
+        Target(
+            f"control: TRL's reward of the last {WINDOW} steps",
+            min(r for r in learnt if r is not None),
+            LEARNT,
+            "higher",
+        ),
         Target(f"control: tokens/s with {SLOW_SLOTS} slots, asyncrl / TRL", slow, SPEED_UP, "lower"),
     ]
+
+
+def agreement(rows: Sequence[Row]) -> list[Row]:
+    """How steady the ratio of tokens/s is: one row a turn, the ratio to the better of TRL's two runs in it; and one of
+    all turns, with the interval of `steadiness` and each side's spread, (largest - smallest) / median."""
+    turns = sorted({row["turn"] for row in rows if row["side"] == "asyncrl"})
+    speeds = {
+        (row["side"], row["threads"], row["turn"]): row["tokens_per_s"] for row in rows if row["side"] != "control"
+    }
+    own = [speeds["asyncrl", 1, turn] for turn in turns]
+    peers = {threads: [speeds["trl", threads, turn] for turn in turns] for threads in THREADS}
+    best = [max(both) for both in zip(*peers.values(), strict=True)]
+    each = [ours / theirs for ours, theirs in zip(own, best, strict=True)]
+    low, high = steadiness(own, peers)
+    whole: Row = {
+        "side": "agreement",
+        "turns": len(turns),
+        "turns_met": sum(ratio >= SPEED_UP for ratio in each),
+        "ratio_low": low,
+        "ratio_high": high,
+        "trl_threads": max(peers, key=lambda threads: median(peers[threads])),
+        "spread_asyncrl": spread(own),
+        **{f"spread_trl_{threads}": spread(values) for threads, values in peers.items()},
+    }
+    return [
+        *({"side": "ratio", "turn": turn, "tokens_per_s": ratio} for turn, ratio in zip(turns, each, strict=True)),
+        whole,
+    ]
+
+
+def spread(values: Sequence[float]) -> float:
+    """
+    >>> spread([9.0, 10.0, 12.0])
+    0.3
+    """
+    return (max(values) - min(values)) / median(values)
+
+
+def steadiness(own: Sequence[float], peers: Mapping[int, Sequence[float]]) -> tuple[float, float]:
+    """5th and 95th percentile of the target's ratio when the turns are drawn anew, with replacement: the percentile
+    bootstrap (Efron, 1979). own, and peers by threads: one value a turn; a turn is drawn as a whole.
+
+    >>> steadiness([3.0, 6.0], {1: [1.0, 2.0], 2: [1.5, 3.0]})
+    (2.0, 2.0)
+    """
+    drawn = np.random.default_rng(SEED).integers(len(own), size=(RESAMPLES, len(own)))
+    medians = [np.median(np.asarray(values)[drawn], axis=1) for values in peers.values()]
+    ratios = np.median(np.asarray(own)[drawn], axis=1) / np.max(medians, axis=0)
+    low, high = np.quantile(ratios, [0.05, 0.95]).tolist()
+    return low, high
 
 
 # --- the two sides ----------------------------------------------------------------------------------------------------
