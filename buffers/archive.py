@@ -8,7 +8,6 @@ commit (the learner died in between) is cut off by the next lineage, which start
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +19,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from asyncrl.buffers.archive_ledger import ArchiveLedger
+from asyncrl.buffers.parquet import write_whole
 from asyncrl.schema import check_schema, pack, validate
 from asyncrl.staleness import Weights, age
 
@@ -43,26 +44,20 @@ class Archive:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def write(self, lineage: int, step: int, batches: Sequence[pa.RecordBatch]) -> Path:
-        """Write the part of a step, over an older try of the same step; on return it survives a power failure.
+    @property
+    def ledger(self) -> ArchiveLedger:
+        """Rows of tickets that have left the store."""
+        return ArchiveLedger(self.folder / "ledger")
 
-        Call it before the commit. Both syncs are needed for that order to hold on disk as well (the store syncs its log
-        on its own): without the first the name may point at an empty file, without the second there is no name.
-        """
-        self.folder.mkdir(parents=True, exist_ok=True)
+    def write(self, lineage: int, step: int, batches: Sequence[pa.RecordBatch]) -> Path:
+        """Write the part of a step, over an older try of the same step; on return it survives a power failure. Call it
+        before the commit."""
         table = pack(batches).table
         for name, value in (("trained_lineage", lineage), ("trained_version", step)):
             table = table.append_column(name, pa.array(np.full(table.num_rows, value, np.int32)))
         path = self._path(Weights(lineage, step))
-        temporary = path.with_suffix(".tmp")
-        try:
-            # No dictionaries: of tokens and log-probs, which repeat little, they double the time and the size.
-            pq.write_table(table, temporary, compression="zstd", use_dictionary=False)
-            _sync(temporary)
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
-        _sync(self.folder)
+        # No dictionaries: of tokens and log-probs, which repeat little, they double the time and the size.
+        write_whole(table, path, use_dictionary=False)
         return path
 
     def _path(self, step: Weights) -> Path:
@@ -213,12 +208,3 @@ def surviving(steps: Iterable[Weights]) -> list[Stretch]:
             branch.append(Stretch(lineage, first, last))
         cut = first if cut is None else min(cut, first)
     return branch[::-1]
-
-
-def _sync(path: Path) -> None:
-    """Flush a file, or a folder's list of names, to the disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -1,8 +1,8 @@
 """The audit: does the ledger add up, and does the archive say the same? From rows and parts, never from counters alone.
 
-Checked in one atomic snapshot of the store: every ordinal has one row in one of eight states; the sums follow from the
-rows; whatever is held has its payload. Against the archive's surviving branch: a ticket the ledger calls trained has
-been trained exactly there, once, within the age bound, and nothing else has been trained.
+Checked in one atomic snapshot of the store: every ordinal has one row, in the store or in the archive's ledger; the
+sums follow from the rows; whatever is held has its payload. Against the archive's surviving branch: what the rows call
+trained has been trained by exactly those steps, as often as allowed, within the age bound, and nothing else has been.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from asyncrl.buffers.archive import Archive, Stretch, Trained, branch_to
-from asyncrl.buffers.base import LIVE, Buffer, Limits, State, Stats, TicketRow
-from asyncrl.staleness import Weights, due, due_test, in_window
+from asyncrl.buffers.archive_ledger import Settled
+from asyncrl.buffers.base import FORFEITED, LIVE, Buffer, Limits, State, Stats, TicketRow
+from asyncrl.staleness import Lineages, Weights, due, due_test, in_window
 
 Key = TypeVar("Key")
 
@@ -37,6 +38,8 @@ class Report:
             f"{stats.tickets} tickets = " + " + ".join(f"{stats.states[s]} {s}" for s in State),
         ]
         found += [f"  {reason}: {count}" for reason, count in sorted(stats.reasons.items())]
+        if moved := sum(stats.archived.values()):
+            found.append(f"{moved} of them have moved to the archive's ledger")
         if self.trained is not None:
             ages = ", ".join(f"{age}: {n}" for age, n in sorted(self.trained.tokens_by_age.items()))
             found.append(f"archive: {len(self.trained.order)} steps, trained tokens by age {{{ages}}}")
@@ -50,13 +53,17 @@ async def audit(buffer: Buffer, archive: Archive | None) -> Report:
     stats, rows = await buffer.snapshot()
     report = Report(stats, None)
     report.problems += ledger_problems(stats, rows, buffer.limits)
-    if archive is not None:
-        try:
-            report.trained = archive.trained(branch_of(stats))
-        except FileNotFoundError as error:
-            report.problems.append(f"archive: {error}")
-        else:
-            report.problems += archive_problems(rows, report.trained, buffer.limits)
+    if archive is None:
+        return report
+    tree = Lineages({lineage: (origin.lineage, origin.version) for lineage, origin in stats.forks.items()})
+    moved = archive.ledger.read(lambda weights: tree.is_ancestor(weights, stats.lineage))
+    report.problems += [*moved.problems, *moved_problems(stats, rows, moved.rows)]
+    try:
+        report.trained = archive.trained(branch_of(stats))
+    except FileNotFoundError as error:
+        report.problems.append(f"archive: {error}")
+    else:
+        report.problems += archive_problems(rows, moved.rows, report.trained, buffer.limits)
     return report
 
 
@@ -66,56 +73,100 @@ def branch_of(stats: Stats) -> list[Stretch]:
 
 
 def ledger_problems(stats: Stats, rows: Sequence[TicketRow], limits: Limits) -> list[str]:
-    """Whether the sums follow from the rows and what is promised is there."""
+    """Whether the store's sums follow from its rows, and what is promised is there."""
     problems = []
-    if [row.ordinal for row in rows] != list(range(stats.tickets)):
-        problems.append(f"{stats.tickets} tickets were issued, the ledger has {len(rows)} rows")
-    states = Counter(row.state for row in rows)
-    problems += _differences("tickets in state", {s: stats.states[s] for s in State}, states)
-    reasons = Counter(f"{row.state}/{row.reason}" for row in rows if row.state not in LIVE)
-    problems += _differences("tickets ended as", stats.reasons, reasons)
-    owing = [row for row in rows if row.state in (State.ISSUED, State.HELD) and row.lo is not None]
-    dues = Counter(due(row.lo, limits.max_age) for row in owing if row.lo is not None)
-    problems += _differences("tickets due at step", stats.dues, dues)
+    moved = sum(stats.archived.values())
+    ordinals = [row.ordinal for row in rows]
+    if ordinals != sorted(set(ordinals)) or len(rows) + moved != stats.tickets:
+        problems.append(
+            f"{stats.tickets} tickets were issued, the ledger has {len(rows)} rows and {moved} in the archive"
+        )
+    states = Counter(str(row.state) for row in rows)
+    for key, count in stats.archived.items():
+        states[key.partition("/")[0]] += count
+    problems += _differences("tickets in state", {str(s): stats.states[s] for s in State}, states)
+    reasons = Counter(f"{row.state}/{row.reason}" for row in rows if row.state not in LIVE) + Counter(stats.archived)
+    counted = {key: count for key, count in stats.reasons.items() if not key.startswith(FORFEITED)}
+    problems += _differences("tickets ended as", counted, reasons)
+    problems += _due_problems(stats, rows, limits)
     sizes = {
         "held": sum(row.size for row in rows if row.state in (State.HELD, State.LEASED)),
         "kept": sum(row.size for row in rows if row.state is State.TRAINED),
-        "reserved": states[State.ISSUED] * limits.group_bytes,
+        "reserved": states[str(State.ISSUED)] * limits.group_bytes,
     }
-    counted = {"held": stats.bytes_held, "kept": stats.bytes_kept, "reserved": stats.bytes_reserved}
-    problems += _differences("bytes", counted, sizes)
+    bytes_counted = {"held": stats.bytes_held, "kept": stats.bytes_kept, "reserved": stats.bytes_reserved}
+    problems += _differences("bytes", bytes_counted, sizes)
     problems += _named("is held without its group", [r for r in rows if r.size > 0 and not r.has_payload])
     problems += _named("has a group nobody will fetch", [r for r in rows if r.size == 0 and r.has_payload])
-    if stats.phase == "running" and limits.over_age == "wait":
-        first = stats.version + (1 if states[State.LEASED] else 0)
-        if not due_test(dues, first_step=first, groups_per_step=limits.groups_per_step):
-            problems.append(f"dues {dict(sorted(dues.items()))} cannot all be trained in time from step {first} on")
-        expired = [
-            row
-            for row in owing
-            if row.lo is not None and not in_window(row.lo, version=stats.version, max_age=limits.max_age)
-        ]
-        problems += _named("expired under `wait`", expired)
     return problems
 
 
-def archive_problems(rows: Sequence[TicketRow], trained: Trained, limits: Limits) -> list[str]:
-    """Whether the archive's surviving branch is what the ledger says was trained."""
+def _due_problems(stats: Stats, rows: Sequence[TicketRow], limits: Limits) -> list[str]:
+    """Whether what is owed is what live tickets owe, and can be trained in time where the policy promises it."""
+    owing = [row for row in rows if row.state in (State.ISSUED, State.HELD) and row.lo is not None]
+    last = Counter(due(row.lo, limits.max_age) for row in owing if row.lo is not None)
+    if limits.max_uses == 1:
+        problems = _differences("tickets due at step", stats.dues, last)
+    else:  # a ticket may owe several uses, of which a row tells the last one's due only
+        problems = [
+            f"{count} tickets are due for the last time at step {step}, the store counts {stats.dues.get(step, 0)} uses"
+            for step, count in sorted(last.items())
+            if count > stats.dues.get(step, 0)
+        ]
+    if stats.phase != "running" or limits.over_age != "wait":
+        return problems
+    first = stats.version + (1 if stats.states[State.LEASED] else 0)
+    if not due_test(stats.dues, first_step=first, groups_per_step=limits.groups_per_step):
+        problems.append(f"dues {dict(sorted(stats.dues.items()))} cannot all be trained in time from step {first} on")
+    expired = [
+        row
+        for row in owing
+        if row.lo is not None and not in_window(row.lo, version=stats.version, max_age=limits.max_age)
+    ]
+    return problems + _named("expired under `wait`", expired)
+
+
+def moved_problems(stats: Stats, rows: Sequence[TicketRow], moved: Mapping[int, Settled]) -> list[str]:
+    """Whether each ticket that is not in the store is in the archive's ledger, as the store remembers it, and what is
+    in both is the same."""
+    here = {row.ordinal: Settled.of(row) for row in rows}
+    missing = [ordinal for ordinal in range(stats.tickets) if ordinal not in here and ordinal not in moved]
+    problems = [f"ticket {n} is neither in the store nor in the archive's ledger" for n in missing[:SHOWN]]
+    if len(missing) > SHOWN:
+        problems.append(f"... and {len(missing) - SHOWN} more")
+    left = Counter(f"{row.state}/{row.reason}" for n, row in moved.items() if n < stats.tickets and n not in here)
+    problems += _differences("tickets that moved to the archive as", stats.archived, left)
+    for ordinal, row in sorted(moved.items()):
+        # What this store has not issued, and was not trained, it will issue: it has lost its data since.
+        if ordinal >= stats.tickets and row.uses:
+            problems.append(f"ticket {ordinal} is {row} in the archive's ledger, the store never issued it")
+        elif ordinal in here and row.denied_by(here[ordinal]):
+            problems.append(f"ticket {ordinal} is {row} in the archive's ledger, {here[ordinal]} in the store")
+    return problems
+
+
+def archive_problems(
+    rows: Sequence[TicketRow], moved: Mapping[int, Settled], trained: Trained, limits: Limits
+) -> list[str]:
+    """Whether the archive's surviving branch is what the rows say was trained."""
     problems = []
-    if trained.max_age is not None and trained.max_age > limits.max_age:
+    # Under `mask` a part has older tokens too, which the learner left out.
+    if trained.max_age is not None and trained.max_age > limits.max_age and limits.over_age != "mask":
         problems.append(f"archive: a trained token is {trained.max_age} versions old, the bound is {limits.max_age}")
-    ledger: dict[int, Weights | None] = {row.ordinal: row.trained for row in rows if row.state is State.TRAINED}
-    for ordinal, uses in sorted(trained.uses.items()):
-        if len(uses) > 1:
-            problems.append(f"ticket {ordinal} is trained {len(uses)} times in the surviving weights: {_steps(uses)}")
-        elif ledger.get(ordinal) != uses[0]:
+    ledger = {ordinal: row.uses for ordinal, row in moved.items()} | {row.ordinal: row.uses for row in rows}
+    for ordinal, steps in sorted(trained.uses.items()):
+        told = tuple(sorted(ledger.get(ordinal, ()), key=lambda use: use.version))
+        if len(steps) > limits.max_uses:
+            problems.append(f"ticket {ordinal} is trained {len(steps)} times in the surviving weights: {_steps(steps)}")
+        elif told != tuple(steps):
             problems.append(
-                f"ticket {ordinal} is trained in the archive ({_steps(uses)}), the ledger says {ledger.get(ordinal)}"
+                f"ticket {ordinal} is trained in the archive ({_steps(steps)}), "
+                f"the ledger says {_steps(told) or 'it is not'}"
             )
     problems += [
-        f"ticket {ordinal} is trained in the ledger {where}, the archive has no such row"
-        for ordinal, where in sorted(ledger.items())
-        if ordinal not in trained.uses
+        f"ticket {ordinal} is trained in the ledger ({_steps(uses)}), the archive has no such row"
+        for ordinal, uses in sorted(ledger.items())
+        if uses and ordinal not in trained.uses
     ]
     return problems
 

@@ -160,19 +160,21 @@ def find_resumable(checkpoints: Path) -> Checkpoint | None:
     return next(iter(survey(checkpoints)[0]), None)
 
 
-def prune(checkpoints: Path, *, keep_last: int, lineages: Lineages, current: int) -> None:
-    """Remove all but the newest `keep_last` of the current branch, and those of rewound branches: nothing resumes from
-    them, and by their number alone they would push living ones out. What cannot be removed is logged and stays."""
-    kept = 0
+def prune(checkpoints: Path, *, keep_last: int, lineages: Lineages, current: int) -> list[Weights]:
+    """Remove all but the newest `keep_last` of the current branch, which it returns, newest first; and those of rewound
+    branches: nothing resumes from them, and by their number alone they would push living ones out. What cannot be
+    removed is logged and stays."""
+    kept: list[Weights] = []
     for folder in _by_age(checkpoints):
         name = _weights(folder)
-        if name is not None and lineages.is_ancestor(name, current) and kept < keep_last:
-            kept += 1
+        if name is not None and lineages.is_ancestor(name, current) and len(kept) < keep_last:
+            kept.append(name)
             continue
         try:
             shutil.rmtree(folder)
         except OSError as error:
             log.warning("could not remove the old checkpoint %s: %s", folder, error)
+    return kept
 
 
 def restore_rng(state: dict[str, Any]) -> None:

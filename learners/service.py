@@ -13,16 +13,17 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
 from asyncrl.buffers.archive import Archive
 from asyncrl.buffers.base import Buffer, BufferError, Fenced, Lease, Limits, MemberStats, Stats
 from asyncrl.buffers.blocked import IN_MESSAGE, blocked_table
+from asyncrl.buffers.store import StoreAway
 from asyncrl.config.recipe import Recipe
 from asyncrl.learners import checkpoint as checkpoints
 from asyncrl.learners.arithmetic import machine, settings
@@ -31,17 +32,20 @@ from asyncrl.learners.checkpoint import Checkpoint
 from asyncrl.learners.commands import Begin, Gather, Train
 from asyncrl.learners.diagnostics import step_metrics
 from asyncrl.learners.evaluation import Evaluations, stored_evaluations
+from asyncrl.learners.lasting import LastingBuffer, LeaseGone
+from asyncrl.learners.ledger import move_settled
 from asyncrl.learners.limits import limits_of
 from asyncrl.learners.lora import in_dtype, served_weights
 from asyncrl.learners.model import load_tokenizer, longest_sequence
 from asyncrl.learners.optimize import Update
 from asyncrl.learners.parallel import ALONE, Ranks
 from asyncrl.learners.phase import Phase, PhaseFile
+from asyncrl.learners.recovery import lineages_in, newest_known, recover
 from asyncrl.learners.summary import summarise
 from asyncrl.learners.trainer import Trainer
 from asyncrl.schema import decode_all, span_weights
 from asyncrl.staleness import Lineages, Weights
-from asyncrl.telemetry.metrics import MetricsWriter
+from asyncrl.telemetry.metrics import MetricsWriter, read_metrics
 from asyncrl.weights.base import Publisher
 from asyncrl.weights.build import publisher
 
@@ -67,24 +71,36 @@ async def learn(
     resume: Path | None,
     stop: asyncio.Event,
     ranks: Ranks = ALONE,
+    recreate: Callable[[], Awaitable[object]] | None = None,
 ) -> None:
     """Train `recipe.run.max_steps` steps from the buffer's groups, as a new lineage of the run.
 
     resume: the folder of checkpoints to go on from, None to start from `model_path`. `stop`: set to end after the
     current step, with a checkpoint. Writes metrics.jsonl, archive/, checkpoints/, eval/ and summary.json in `run_dir`.
-    `ranks`: seen from rank 0, which this is; the others run `rank.follow`.
+    `ranks`: seen from rank 0, which this is; the others run `rank.follow`. `recreate`: creates the run again in a store
+    that has lost everything. An outage of the store is borne for `run.no_progress_s`.
 
     Raises ModelError, LearnerError, BufferError before the new lineage is open; then Fenced (a newer learner took over:
     nothing more is written) or, once collectors are told that the run has failed, CheckpointError, LearnerError (no
     progress), TooManySkipped, BoundBroken, WeightsError.
     """
     metrics = MetricsWriter(run_dir / "metrics.jsonl")
-    evaluations = Evaluations(buffer, run_dir / "eval", metrics, prompts=recipe.eval.prompts)
+    lasting = LastingBuffer(
+        buffer,
+        Archive(run_dir / "archive"),
+        limit_s=recipe.run.no_progress_s,
+        stop=stop,
+        recreate=recreate,
+        on_recovered=lambda found: metrics.write({"event": "recovered", "time": time.time(), **found.event()}),
+    )
+    borne = cast(Buffer, lasting)
+    evaluations = Evaluations(borne, run_dir / "eval", metrics, prompts=recipe.eval.prompts)
     transport = publisher(recipe.weights, recipe.run.name)
     phase = PhaseFile(run_dir)
     phase.enter(Phase.STARTING)
     try:
-        learner = await _begin(recipe, buffer, run_dir, model_path, resume, metrics, transport, ranks, phase)
+        learner = await _begin(recipe, borne, run_dir, model_path, resume, metrics, transport, ranks, phase)
+        lasting.trains(lambda: (learner.lineages.forks, learner.weights))
         try:
             await _train(learner, evaluations, stop)
         except Fenced:
@@ -111,7 +127,10 @@ async def _train(learner: _Learner, evaluations: Evaluations, stop: asyncio.Even
         lease = await learner.next_batch(stop)
         if lease is None:
             break
-        ended = not lease.ordinals or await learner.step(lease)
+        try:
+            ended = not lease.ordinals or await learner.step(lease)
+        except LeaseGone as error:
+            log.warning("%s", error)
 
     if not ended:
         await learner.checkpoint()
@@ -148,7 +167,7 @@ async def _begin(
     limits = limits_of(recipe, max_length=longest)
     checkpoint, lineage = None, None
     if resume is not None:
-        checkpoint, lineage = await _resume(buffer, resume, limits)
+        checkpoint, lineage = await _resume(buffer, run_dir, resume, limits)
     source = model_path if checkpoint is None else checkpoint.folder
     await asyncio.to_thread(ranks.tell, Begin(checkpoint=None if checkpoint is None else str(checkpoint.folder)))
     trainer = await asyncio.to_thread(Trainer.load, recipe, model_path, checkpoint, ranks)
@@ -191,13 +210,18 @@ async def _begin(
     )
 
 
-async def _resume(buffer: Buffer, folder: Path, limits: Limits) -> tuple[Checkpoint | None, int | None]:
+async def _resume(buffer: Buffer, run_dir: Path, folder: Path, limits: Limits) -> tuple[Checkpoint | None, int | None]:
     """The newest sound checkpoint that the buffer accepts, and the lineage that starts from it; (None, None) if the run
-    ended before its first checkpoint. Raises LearnerError if there are some and none will do."""
+    ended before its first checkpoint. A store that has forgotten what led there is told first. Raises LearnerError if
+    there are checkpoints and none will do."""
     refused = []
+    archive = Archive(run_dir / "archive")
+    started = lineages_in(await asyncio.to_thread(read_metrics, run_dir / "metrics.jsonl"))
     sound, damaged = await asyncio.to_thread(checkpoints.survey, folder)
     for checkpoint in sound:
+        forks = {**started, **checkpoint.manifest.forks}
         try:
+            await recover(buffer, archive, forks=forks, own=newest_known(forks, checkpoint.weights))
             return checkpoint, await buffer.new_lineage(parent=checkpoint.weights, limits=limits)
         except Fenced:
             raise
@@ -210,6 +234,7 @@ async def _resume(buffer: Buffer, folder: Path, limits: Limits) -> tuple[Checkpo
             "Start a new run, or move the folder away to begin this one again."
         )
     log.warning("%s holds no checkpoint: starting from the initial weights", folder)
+    await recover(buffer, archive, forks=started, own=newest_known(started, Weights(0, 0)))
     return None, None
 
 
@@ -268,7 +293,12 @@ class _Learner:
         self.enter(Phase.LEASING)
         while not stop.is_set():
             self.ranks.check()
-            answer = await self.buffer.lease(self.lineage, self.version, wait_s=ROUND_S)
+            try:
+                answer = await self.buffer.lease(self.lineage, self.version, wait_s=ROUND_S)
+            except StoreAway:
+                if stop.is_set():  # nobody waits for it any longer, and the checkpoint does not need it
+                    return None
+                raise
             if isinstance(answer, Lease):
                 return answer
             if answer.reason != self.waited_for:
@@ -371,12 +401,15 @@ class _Learner:
             trained=self.consumed,
             tokens=self.tokens_total,
         )
-        await self.buffer.checkpointed(self.lineage, self.version)
-        self.saved, self.consumed = self.version, []
         keep_last = self.recipe.learner.checkpoint.keep_last
-        await asyncio.to_thread(
+        kept = await asyncio.to_thread(
             checkpoints.prune, folder, keep_last=keep_last, lineages=self.lineages, current=self.lineage
         )
+        # After the older ones are gone: what only they could bring back is then settled.
+        await self.buffer.checkpointed(self.lineage, self.version, oldest=kept[-1].version)
+        self.saved, self.consumed = self.version, []
+        ledger = Archive(self.run_dir / "archive").ledger
+        await move_settled(self.buffer, ledger, lineage=self.lineage, covered=kept[-1])
         event = {"event": "checkpoint", "time": time.time(), "lineage": self.lineage, "version": self.version}
         self.metrics.write({**event, "path": str(path)})
 
