@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from asyncrl.buffers.base import Commit
+from asyncrl.buffers.base import TERMINAL, Commit
 from asyncrl.buffers.memory import MemoryBuffer
 from asyncrl.buffers.reference.model import Model
 from asyncrl.buffers.store import open_store
@@ -121,6 +121,36 @@ class LastCommitLeavesTicketsLive(Model):
         return None
 
 
+class TicketsCountInsteadOfUses(Model):
+    def _before(self, ordinal):  # type: ignore[no-untyped-def]
+        return sum(1 for n in self.live if n < ordinal)
+
+    def _in_time(self, serving, uses):  # type: ignore[no-untyped-def]
+        return super()._in_time(serving, 1)
+
+
+class UsesThatCannotFitStay(Model):
+    def _forfeit(self, ticket, why, *, keep=0):  # type: ignore[no-untyped-def]
+        if keep == 0:
+            super()._forfeit(ticket, why)
+
+
+class RowsLeaveBeforeACheckpointCoversThem(Model):
+    def _is_settled(self, ticket):  # type: ignore[no-untyped-def]
+        return ticket.state in TERMINAL and ticket.ordinal not in self.kept
+
+    def new_lineage(self, parent, limits):  # type: ignore[no-untyped-def]
+        self.gone_to = 0  # the second guard: such a rewind is refused
+        return super().new_lineage(parent, limits)
+
+
+class AQuarantinedGroupLosesItsUse(Model):
+    def quarantine(self, lineage, step, ordinals, reason):  # type: ignore[no-untyped-def]
+        for ordinal in ordinals:
+            self.all[ordinal].uses = []
+        super().quarantine(lineage, step, ordinals, reason)
+
+
 @pytest.mark.parametrize(
     "guardless",
     [
@@ -133,6 +163,10 @@ class LastCommitLeavesTicketsLive(Model):
         OlderThanPromisedIsHeld,
         SkippedStepKeepsItsBatch,
         LastCommitLeavesTicketsLive,
+        TicketsCountInsteadOfUses,
+        UsesThatCannotFitStay,
+        RowsLeaveBeforeACheckpointCoversThem,
+        AQuarantinedGroupLosesItsUse,
     ],
 )
 def test_some_schedule_fails_without_the_guard(guardless: type[Model]) -> None:
