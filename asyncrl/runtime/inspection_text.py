@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from asyncrl.buffers.base import LIVE, Limits, MemberStats, State, Stats, TicketRow
+from asyncrl.buffers.base import LIVE, Limits, State, Stats, TicketRow
 from asyncrl.runtime.inspection import Found
 from asyncrl.staleness import Candidate, Weights, age, choose_batch, due
 from asyncrl.telemetry import text
@@ -32,7 +32,7 @@ def status_lines(stats: Stats, limits: Limits) -> list[str]:
         ("tickets", f"{stats.tickets} = " + " + ".join(f"{stats.states[state]} {state}" for state in State)),
         ("ended as", text.reasons(stats.reasons, separator="  ")),
         ("went back", text.reasons(stats.returns, separator="  ")),
-        ("ages", f"{_ages(ages)} of what is issued and held, when the next step trains it; at most {limits.max_age}"),
+        ("ages", f"{_ages(ages)} (issued and held groups, at the next step; at most {limits.max_age})"),
         (
             "window",
             f"{live} of {full} groups live: (max_trajectory_age {limits.max_age} + 1) x {limits.groups_per_step}",
@@ -52,25 +52,36 @@ def status_lines(stats: Stats, limits: Limits) -> list[str]:
         facts.append(("set aside", f"{stats.quarantined} damaged or foreign groups"))
     if stats.refused_puts:
         facts.append(("refused", f"{stats.refused_puts} puts of attempts that were no longer wanted"))
-    return [*aligned(facts), "", *member_lines(stats.members, limits)]
+    return [*aligned(facts), "", *member_lines(stats, limits), *error_lines(stats)]
 
 
 def run_fact(stats: Stats, limits: Limits) -> tuple[str, str]:
     """Where the run is."""
-    where = f"{stats.phase}, version {stats.version} of {limits.max_steps}, lineage {stats.lineage}"
-    return f"run {stats.run}", f"{where}; it failed: {stats.error}" if stats.error else where
+    failed = " with an error" if stats.error else ""
+    return (
+        f"run {stats.run}",
+        f"{stats.phase}{failed}, version {stats.version} of {limits.max_steps}, lineage {stats.lineage}",
+    )
+
+
+def error_lines(stats: Stats) -> list[str]:
+    """What ended a run that failed; a stalled one's has the table of who waited."""
+    if not stats.error:
+        return []
+    return ["", *(visible(line) for line in f"it failed: {stats.error}".splitlines())]
 
 
 def _ages(ages: Mapping[str, int]) -> str:
     return "  ".join(f"{key}: {ages[key]}" for key in sorted(ages, key=int)) or "none"
 
 
-def member_lines(members: Sequence[MemberStats], limits: Limits) -> list[str]:
-    """A row for each collector that the store knows."""
-    if not members:
-        return ["no collector has joined"]
+def member_lines(stats: Stats, limits: Limits) -> list[str]:
+    """A row for each collector that the store knows. One that was given up is known no more."""
+    if not stats.members:
+        lost = stats.returns.get("member_lost", 0)
+        return ["no collector is connected" + (f"; {lost} tickets came back from lost ones" if lost else "")]
     rows = [("collector", "serves", "tickets", "tokens/s", "last beat", "")]
-    for member in members:
+    for member in stats.members:
         rate = member.progress.get("tokens_per_s")
         rows.append(
             (
@@ -166,7 +177,7 @@ def head_lines(stats: Stats, limits: Limits, live: Sequence[TicketRow]) -> list[
     )
     if choice.batch:
         outcome = f"a batch of {len(choice.batch)} stands: no lease has to wait"
-    elif choice.waiting_for:
+    elif live:
         outcome = "no batch stands" + _because(held, limits)
     else:
         outcome = "nothing is issued or held"

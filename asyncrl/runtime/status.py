@@ -7,7 +7,7 @@ from asyncrl.buffers.blocked import blocked_table, process_state
 from asyncrl.learners import phase as phases
 from asyncrl.learners.phase import LearnerPhase, Phase
 from asyncrl.runtime.inspection import Place, opened
-from asyncrl.runtime.inspection_text import member_lines, run_fact
+from asyncrl.runtime.inspection_text import error_lines, member_lines, run_fact
 from asyncrl.telemetry import text
 from asyncrl.telemetry.table import aligned
 
@@ -18,8 +18,8 @@ async def status_of(place: Place) -> list[str]:
     async with opened(place) as buffer:
         stats, limits = await buffer.stats(), buffer.limits
     facts = [run_fact(stats, limits), ("learner", learner_fact(learner, stats))]
-    table = who_waits(stats, limits, learner)
-    return [*aligned(facts), "", *member_lines(stats.members, limits), "", *table]
+    after = error_lines(stats) or ["", *who_waits(stats, limits, learner)]
+    return [*aligned(facts), "", *member_lines(stats, limits), *after]
 
 
 def who_waits(stats: Stats, limits: Limits, learner: LearnerPhase | None, *, most: int | None = None) -> list[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import socket
 import sys
 import time
 from collections.abc import AsyncIterator
@@ -18,7 +19,7 @@ from typing import Any
 import msgspec
 
 from asyncrl.buffers.base import BufferError, Stats
-from asyncrl.buffers.blocked import IN_MESSAGE
+from asyncrl.buffers.blocked import IN_MESSAGE, process_state
 from asyncrl.buffers.remote import RedisBuffer
 from asyncrl.buffers.server import EmbeddedServer
 from asyncrl.buffers.store import Store, open_store
@@ -190,6 +191,7 @@ class Supervisor:
 
     async def _learner_ended(self) -> int:
         code = self._learner.exited.result()
+        stopped = self._stopped_collector()
         if code == 0:  # the store has told the collector that the run has ended
             await self._collector.ended(LEAVE_S)
         self._collector.terminate()
@@ -199,8 +201,14 @@ class Supervisor:
         if code == USAGE:
             self.failure = self._learner.complaint() or self._learner.last_words()
             return USAGE
-        self.failure = self._learner.last_words()
+        self.failure = "\n".join([self._learner.last_words(), *stopped])
         return 1
+
+    def _stopped_collector(self) -> list[str]:
+        """The collector, if it is there but does nothing: the store forgets one that it has given up."""
+        if not self._collector.running or not (state := process_state(self._collector.pid, socket.gethostname())):
+            return []
+        return [f"{self._collector.name}, process {self._collector.pid}, {state}"]
 
     async def _stop_all(self) -> int:
         """Let the learner checkpoint within the grace, then let go."""

@@ -40,7 +40,7 @@ def test_status_has_the_sums_ages_window_bytes_and_collectors():
         "tickets     28 = 0 returned + 2 issued + 1 held + 0 leased + 24 trained + 1 stale + 0 filtered + 0 failed",
         "ended as    trained/trained:24  stale/over_age:1",
         "went back   member_lost:3",
-        "ages        0: 2  1: 1 of what is issued and held, when the next step trains it; at most 1",
+        "ages        0: 2  1: 1 (issued and held groups, at the next step; at most 1)",
         "window      3 of 4 groups live: (max_trajectory_age 1 + 1) x 2",
         "bytes       2.1M of 4.3G: 9.7k held, 2.1M reserved with tickets, 0 kept to rewind",
         "rows        8 in the store, 20 archived",
@@ -55,12 +55,19 @@ def test_status_has_the_sums_ages_window_bytes_and_collectors():
 
 
 def test_ages_are_those_at_the_step_after_the_leased_one():
-    assert "ages        1: 2 of what" in status_lines(stats({State.LEASED: 2, State.HELD: 2}, dues={13: 2}), LIMITS)[4]
+    assert "ages        1: 2 (issued" in status_lines(stats({State.LEASED: 2, State.HELD: 2}, dues={13: 2}), LIMITS)[4]
 
 
 def test_a_run_that_failed_says_why():
-    assert status_lines(stats(phase="ended", error="LearnerError: x"), LIMITS)[0].endswith("it failed: LearnerError: x")
-    assert status_lines(stats(), LIMITS)[-1] == "no collector has joined"
+    shown = status_lines(stats(phase="ended", error="LearnerError: x\nlearner  a batch"), LIMITS)
+    assert shown[0] == "run r       ended with an error, version 12 of 60, lineage 1"
+    assert shown[-3:] == ["", "it failed: LearnerError: x", "learner  a batch"]
+
+
+def test_a_run_without_a_collector_says_whether_one_was_lost():
+    assert status_lines(stats(), LIMITS)[-1] == "no collector is connected"
+    lost = status_lines(stats(returns={"member_lost": 13}), LIMITS)[-1]
+    assert lost == "no collector is connected; 13 tickets came back from lost ones"
 
 
 def test_rows_are_aligned_and_say_what_trained_them_and_for_how_long_they_are_so():
@@ -102,6 +109,10 @@ def test_head_says_that_others_would_expire():
     )
     lines = head_lines(stats({State.ISSUED: 1, State.HELD: 2}), replace(LIMITS, over_age="drop"), rows)
     assert lines[-1] == "a batch of 2 stands: no lease has to wait", "under `drop` nothing is waited for"
+
+
+def test_head_of_a_buffer_without_a_collector():
+    assert heads(row(3, State.HELD, 12))[2] == "no batch stands: 1 ready of the 2 that a step trains"
 
 
 def test_head_of_an_empty_buffer():

@@ -88,7 +88,7 @@ def test_a_run_without_a_collector_says_so_and_ends_with_the_table(begin, cli, t
     until(lambda: socket.socket().connect_ex(("127.0.0.1", port)) == 0, within=20)
     until(started, within=START_S)
     shown = cli("status", "--buffer", url).stdout
-    assert "no collector has joined" in shown
+    assert "no collector is connected" in shown
     assert any(line.startswith("learner ") and "a collector to join" in line for line in shown.splitlines()), shown
     out, err = learner.communicate(timeout=NO_PROGRESS_S + 60)
     assert learner.returncode == 1, out + err
@@ -99,9 +99,9 @@ def test_a_run_without_a_collector_says_so_and_ends_with_the_table(begin, cli, t
     assert "Traceback" in err, "the log says where"
     ended = cli("status", "--buffer", url)
     assert ended.returncode == 0, ended.stderr
-    assert "ended" in ended.stdout.splitlines()[0]
+    assert "ended with an error" in ended.stdout.splitlines()[0]
     assert "it failed: LearnerError: no step for" in ended.stdout
-    assert ended.stdout.endswith("nobody waits\n")
+    assert ended.stdout.splitlines()[-1].startswith("learner  a collector to join")
 
 
 def test_a_run_whose_collector_was_killed_ends_with_the_table_though_it_had_moved(begin, tmp_path):
@@ -120,6 +120,7 @@ def test_a_run_whose_collector_was_killed_ends_with_the_table_though_it_had_move
     assert "(run.no_progress_s)" in err
     assert "who          waits for" in err
     assert f"its process, {stopped.pid} on {socket.gethostname()}, which is stopped" in err
+    assert f"collector-0, process {stopped.pid}, is stopped" in err
     assert err.startswith("Error: the learner failed: LearnerError: no step for")
     assert "Traceback" not in err
 
