@@ -17,7 +17,7 @@ from asyncrl.buffers.archive import Archive
 from asyncrl.buffers.base import Buffer, BufferError, Commit, Fenced, Lease
 from asyncrl.buffers.patience import patiently
 from asyncrl.buffers.store import NoRun, StoreAway
-from asyncrl.learners.recovery import Forks, is_behind, recover, tickets_of
+from asyncrl.learners.recovery import Forks, Recovered, is_behind, recover, tickets_of
 from asyncrl.staleness import Weights
 
 log = logging.getLogger(__name__)
@@ -39,6 +39,7 @@ class LastingBuffer:
     """A `base.Buffer` made of another one. `limit_s`: longest outage that is borne; `stop`: when set, none is.
 
     `recreate` creates the run where the store no longer knows it; None where that cannot happen (`memory://`).
+    `on_recovered` is told what a store had forgotten.
     """
 
     def __init__(
@@ -49,12 +50,14 @@ class LastingBuffer:
         limit_s: float,
         stop: asyncio.Event,
         recreate: Callable[[], Awaitable[object]] | None,
+        on_recovered: Callable[[Recovered], None],
     ) -> None:
         self._buffer = buffer
         self._archive = archive
         self._limit_s = limit_s
         self._stop = stop
         self._recreate = recreate
+        self._on_recovered = on_recovered
         self._position: Position | None = None
         self._healing = asyncio.Lock()
         self._healed = 0
@@ -146,7 +149,8 @@ class LastingBuffer:
             forks, own = self._position()
             if not is_behind(Weights(stats.lineage, stats.version), own):
                 return False
-            await self._bear(lambda: recover(self._buffer, self._archive, forks=forks, own=own))
+            if found := await self._bear(lambda: recover(self._buffer, self._archive, forks=forks, own=own)):
+                self._on_recovered(found)
             await self._bear(self._remind)
             self._healed += 1
             return True

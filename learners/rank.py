@@ -9,6 +9,8 @@ from pathlib import Path
 import pyarrow as pa
 
 from asyncrl.buffers.base import Buffer
+from asyncrl.buffers.patience import patiently
+from asyncrl.buffers.store import StoreAway
 from asyncrl.config.recipe import Recipe
 from asyncrl.learners.checkpoint import load
 from asyncrl.learners.commands import Begin, Gather, Train
@@ -28,7 +30,7 @@ async def follow(recipe: Recipe, buffer: Buffer, ranks: Sharded, *, model_path: 
     while True:
         command = await asyncio.to_thread(ranks.told)
         if isinstance(command, Train):
-            groups = await _fetched(buffer, command, ranks.rank)
+            groups = await _fetched(buffer, command, ranks.rank, limit_s=recipe.run.no_progress_s)
             result = trainer.train_share(groups, version=command.lease.step)
             ranks.collect(as_message(result.seen), [])
         elif isinstance(command, Gather) and command.what == "weights":
@@ -39,12 +41,12 @@ async def follow(recipe: Recipe, buffer: Buffer, ranks: Sharded, *, model_path: 
             return
 
 
-async def _fetched(buffer: Buffer, command: Train, rank: int) -> list[pa.RecordBatch]:
-    """This rank's groups of a step, and only those."""
+async def _fetched(buffer: Buffer, command: Train, rank: int, *, limit_s: float) -> list[pa.RecordBatch]:
+    """This rank's groups of a step, and only those; an outage of the store is borne for `limit_s`."""
     lease, share = command.lease, command.shares[rank]
     if not share:
         return []
     own = replace(
         lease, ordinals=tuple(lease.ordinals[n] for n in share), headers=tuple(lease.headers[n] for n in share)
     )
-    return decode_all(await buffer.payloads(own))
+    return decode_all(await patiently(lambda: buffer.payloads(own), limit_s=limit_s, bears=StoreAway))

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from asyncrl.buffers.archive import Archive, branch_to
 from asyncrl.buffers.base import Buffer, BufferError
@@ -26,11 +27,22 @@ Forks = Mapping[int, tuple[int, int]]
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """What a store had forgotten. `store`: where it was; lineages and steps: what it was told."""
+    """What a store had forgotten on the way to `own`. `store`: where it was; lineages and steps: what it was told."""
 
+    own: Weights
     store: Weights
     lineages: tuple[int, ...]
     steps: tuple[Weights, ...]
+
+    def event(self) -> dict[str, int]:
+        """For metrics.jsonl."""
+        return {
+            "lineage": self.own.lineage,
+            "version": self.own.version,
+            "store_lineage": self.store.lineage,
+            "store_version": self.store.version,
+            "steps": len(self.steps),
+        }
 
     def __str__(self) -> str:
         told = f"{len(self.steps)} steps" + (f" and {len(self.lineages)} lineages" if self.lineages else "")
@@ -82,6 +94,27 @@ def forgotten_steps(store: Weights, known: Forks, own: Weights, forks: Forks) ->
     return path[shared:]
 
 
+def lineages_in(records: Iterable[Mapping[str, Any]]) -> dict[int, tuple[int, int]]:
+    """lineage -> where it forked, of every learner that has ever started here: from the events of metrics.jsonl.
+
+    >>> lineages_in([{"event": "start", "lineage": 1, "parent": [0, 0]}, {"step": 1}])
+    {1: (0, 0)}
+    """
+    starts = (record for record in records if record.get("event") == "start")
+    return {int(start["lineage"]): (int(start["parent"][0]), int(start["parent"][1])) for start in starts}
+
+
+def newest_known(forks: Forks, checkpoint: Weights) -> Weights:
+    """What the store must know before a learner resumes from `checkpoint`: at least that the newest lineage was there,
+    though nothing of it may have survived. Collectors may still serve its weights, whose name must not be given again.
+
+    >>> newest_known({1: (0, 0), 2: (1, 5)}, Weights(1, 5)), newest_known({1: (0, 0), 2: (1, 5)}, Weights(2, 7))
+    (Weights(lineage=2, version=5), Weights(lineage=2, version=7))
+    """
+    newest = max(forks, default=0)
+    return max(checkpoint, Weights(newest, forks[newest][1])) if newest else checkpoint
+
+
 async def recover(buffer: Buffer, archive: Archive, *, forks: Forks, own: Weights) -> Recovered | None:
     """Tell the store what it has forgotten on the way to `own`; None if that is nothing. May be repeated.
 
@@ -100,7 +133,7 @@ async def recover(buffer: Buffer, archive: Archive, *, forks: Forks, own: Weight
     await buffer.adopt(path)
     for step, tickets in zip(steps, trained, strict=True):
         await buffer.recommit(step.lineage, step.version, tickets)
-    found = Recovered(store, tuple(lineage for lineage in path if lineage not in stats.forks), tuple(steps))
+    found = Recovered(own, store, tuple(lineage for lineage in path if lineage not in stats.forks), tuple(steps))
     log.warning("the store had lost its newest writes: %s", found)
     return found
 

@@ -13,6 +13,7 @@ import socket
 import sys
 import time
 import uuid
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -93,6 +94,7 @@ async def learner(recipe: Recipe, *, url: str, folder: Path, resume: bool, stop:
                         resume=checkpoints,
                         stop=stop,
                         ranks=ranks,
+                        recreate=partial(_create_run, store, recipe, model_path),
                     )
 
         await _work(work(), "the learner", bad_input=(ModelError,))
@@ -178,12 +180,15 @@ def default_name() -> str:
 
 
 async def _claim_run(store: Store, recipe: Recipe, model_path: Path, *, resume: bool) -> RedisBuffer:
-    name = recipe.run.name
-    if resume and (buffer := await store.find_run(name)) is not None:
+    if resume and (buffer := await store.find_run(recipe.run.name)) is not None:
         return buffer
+    await refuse_in_use(store, recipe)
+    return await _create_run(store, recipe, model_path)
+
+
+async def _create_run(store: Store, recipe: Recipe, model_path: Path) -> RedisBuffer:
     document = to_builtins(recipe)
     document["buffer"]["url"] = masked(recipe.buffer.url)  # who reads this has a URL of its own, with its own password
-    await refuse_in_use(store, recipe)
     from asyncrl.learners.model import longest_sequence
 
     try:
@@ -193,7 +198,7 @@ async def _claim_run(store: Store, recipe: Recipe, model_path: Path, *, resume: 
         limits = limits_of(recipe, max_length=longest)
     except ValueError as error:
         raise RecipeError(str(error)) from None
-    return await store.create_run(name, recipe=document, recipe_hash=recipe_hash(recipe), limits=limits)
+    return await store.create_run(recipe.run.name, recipe=document, recipe_hash=recipe_hash(recipe), limits=limits)
 
 
 def _model_error() -> type[Exception]:

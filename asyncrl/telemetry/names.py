@@ -127,6 +127,13 @@ EVENTS = {
         "path": "of all answers",
     },
     "checkpoint": {"lineage": "of the weights", "version": "of the weights", "path": "folder"},
+    "recovered": {
+        "lineage": "the learner's own",
+        "version": "the learner's own",
+        "store_lineage": "where the store was, which had lost its newest writes",
+        "store_version": "the same",
+        "steps": "that were committed to it again",
+    },
     "end": {"version": "the last one", "stopped": "before its last step"},
 }
 """event -> its keys; each has `time`, unix seconds, too."""

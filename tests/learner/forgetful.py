@@ -75,6 +75,7 @@ class HandRun:
         self.own = Weights(0, 0)
         self.contained: list[tuple[int, ...]] = []  # ordinals of each step of the branch
         self.collectors = 0
+        self.recovered: list[Any] = []
 
     async def starts(self, buffer: Buffer, version: int) -> None:
         """A new lineage, from a checkpoint of `version` on the current branch."""

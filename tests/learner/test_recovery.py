@@ -108,7 +108,14 @@ def test_a_newer_learner_is_not_a_loss():
 
 
 def lasting(run: Any) -> LastingBuffer:
-    buffer = LastingBuffer(run.store, run.parts, limit_s=5.0, stop=asyncio.Event(), recreate=run.store.recreate)
+    buffer = LastingBuffer(
+        run.store,
+        run.parts,
+        limit_s=5.0,
+        stop=asyncio.Event(),
+        recreate=run.store.recreate,
+        on_recovered=run.recovered.append,
+    )
     buffer.trains(lambda: (run.forks, run.own))
     return buffer
 
@@ -142,6 +149,7 @@ def test_at_whatever_moment_a_store_forgets_every_step_is_trained_once(forgetful
             forgets(run, "commit")
             await run.commits(buffer, lease)
         await is_sound(run)
+        assert all(is_behind(found.store, found.own) for found in run.recovered)
         announced = await buffer.announcement()
         assert announced is None or announced[0].lineage == run.own.lineage
 
