@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from asyncrl.buffers.archive import Archive
 from asyncrl.runtime.folder import RunFolderError
+from asyncrl.staleness import Lineages
 from asyncrl.telemetry.metrics import Record, read_metrics, surviving_steps
 from asyncrl.telemetry.text import number
 
@@ -59,6 +60,15 @@ class Run:
     def archive(self) -> Archive:
         """Every trained group: `.archive.table()` has a row per trajectory, with tokens, versions, reward parts."""
         return Archive(self.folder / "archive")
+
+    @property
+    def ledger(self) -> pa.Table:
+        """What became of every ticket that no resumed learner can reach any more, in a row each; the store has the
+        others. Columns as in `docs/record.md`."""
+        starts = [event for event in self.events if event["event"] == "start"]
+        tree = Lineages({start["lineage"]: (start["parent"][0], start["version"]) for start in starts})
+        newest = max((start["lineage"] for start in starts), default=0)
+        return self.archive.ledger.table(lambda weights: tree.is_ancestor(weights, newest))
 
     def __repr__(self) -> str:
         if not (self.folder / "summary.json").exists():

@@ -18,10 +18,12 @@ import pyarrow.parquet as pq
 import pytest
 
 import asyncrl
+from asyncrl.buffers.base import State, TicketRow
 from asyncrl.cli.main import cli
 from asyncrl.config.errors import RecipeError
 from asyncrl.runtime.finished import table
 from asyncrl.runtime.folder import RunFolderError
+from asyncrl.staleness import Weights
 from asyncrl.tasks.base import TaskError
 
 LIMIT_S = 120.0
@@ -106,9 +108,9 @@ def made(here: Path) -> Path:
     folder.mkdir(parents=True)
     (folder / "recipe.yaml").touch()
     records = [
-        {"event": "start", "lineage": 1},
+        {"event": "start", "lineage": 1, "version": 0, "parent": [0, 0]},
         *STEPS,
-        {"event": "start", "lineage": 2},
+        {"event": "start", "lineage": 2, "version": 1, "parent": [1, 1]},
         {**STEPS[1], "lineage": 2},
         {"event": "checkpoint", "path": "/elsewhere/mine/checkpoints/version-000002"},
     ]
@@ -127,6 +129,21 @@ def test_a_run_is_opened_by_name_by_folder_or_as_the_newest(made: Path, run: Any
     assert repr(opened) == f"Run({str(made)!r}: not ended)"
     with pytest.raises(RunFolderError, match="has no summary"):
         _ = opened.summary
+
+
+def test_the_ledger_has_the_rows_that_the_present_weights_go_by(made: Path) -> None:
+    run = asyncrl.open_run()
+    assert run.ledger.num_rows == 0
+
+    def row(ordinal: int, state: State, *uses: Weights) -> TicketRow:
+        return TicketRow(ordinal, state, 0, str(state), None, "", None, False, 0, uses=uses)
+
+    run.archive.ledger.write(Weights(1, 1), [row(1, State.FAILED), row(0, State.TRAINED, Weights(1, 0))])
+    run.archive.ledger.write(Weights(1, 1), [row(0, State.TRAINED, Weights(1, 0))])  # its learner died in between
+    run.archive.ledger.write(Weights(1, 2), [row(2, State.TRAINED, Weights(1, 1))])  # of weights that were rewound
+    assert run.ledger["ordinal"].to_pylist() == [0, 1]
+    assert run.ledger["state"].to_pylist() == ["trained", "failed"]
+    assert run.ledger["uses"].to_pylist() == [[{"lineage": 1, "version": 0}], []]
 
 
 def test_what_a_run_has_not_yet_is_said(made: Path) -> None:
