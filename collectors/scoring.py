@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Protocol
@@ -31,6 +31,8 @@ from asyncrl.tasks.verify import verifier_pool
 ENGINE_ERROR = "engine_error"  # the engine ended this one request with an error: nothing to score
 ABORTED = "engine_aborted"  # the engine ended it for reasons of its own
 REFUSED = "request_refused"  # the engine cannot serve it exactly
+
+ZERO_VARIANCE = "zero_variance"  # all rewards are equal: the group has nothing to tell its members apart by
 
 
 class Scorer(Protocol):
@@ -149,21 +151,36 @@ def nothing_sampled(error: str) -> Completion:
     )
 
 
-def unusable(trajectories: Sequence[Trajectory], *, min_members: int | None) -> tuple[FailKind, str] | None:
+def mean_reward(rewards: Iterable[float]) -> float | None:
+    """Over the scored ones; None if there is none.
+
+    >>> mean_reward([1.0, math.nan, 0.5]), mean_reward([math.nan])
+    (0.75, None)
+    """
+    known = [reward for reward in rewards if not math.isnan(reward)]
+    return sum(known) / len(known) if known else None
+
+
+def unusable(
+    trajectories: Sequence[Trajectory], *, min_members: int | None, filtering: bool
+) -> tuple[FailKind, str] | None:
     """Why a finished group cannot be trained and what becomes of its ticket, None if it can.
 
+    filtering: leave out groups whose scored members have the same reward (DAPO's dynamic sampling, arXiv 2503.14476).
     min_members: scored ones it needs; None: one. With too few the most common failure names the reason; if the engine
     aborted some, the prompt may do better elsewhere. All members have ended by now: a group that was taken as soon as
     enough were there would be one of short answers.
     """
     failures = Counter(row.failure for row in trajectories if math.isnan(row.reward))
-    scored = len(trajectories) - failures.total()
-    if scored < (min_members or 1):
+    rewards = [row.reward for row in trajectories if not math.isnan(row.reward)]
+    if len(rewards) < (min_members or 1):
         if failures[ABORTED]:
             return "infrastructure", ABORTED
         (failure, _), *_ = failures.most_common(1)
-        return "data", f"{'too_few_members' if scored else 'unscored'}/{failure}"
-    return None if any(row.loss_mask.any() for row in trajectories) else ("data", "empty")
+        return "data", f"{'too_few_members' if rewards else 'unscored'}/{failure}"
+    if not any(row.loss_mask.any() for row in trajectories):
+        return "data", "empty"
+    return ("filtered", ZERO_VARIANCE) if filtering and min(rewards) == max(rewards) else None
 
 
 def hand_over(
@@ -197,7 +214,6 @@ def hand_over(
     batch = schema.decode(payload, check=False)  # views into the payload: no second pass over it
     oldest, newest_version = schema.version_range(batch)
     tokens = schema.sampled_tokens(batch)
-    rewards = [row.reward for row in trajectories if not math.isnan(row.reward)]
     header = GroupHeader(
         ordinal=ticket.ordinal,
         attempt=ticket.attempt,
@@ -208,7 +224,7 @@ def hand_over(
         tokens=tokens,
         seconds=seconds,
         digest=schema.digest(payload),
-        reward=sum(rewards) / len(rewards) if rewards else None,
+        reward=mean_reward(row.reward for row in trajectories),
         length=tokens / len(trajectories),
     )
     return header, payload

@@ -53,6 +53,7 @@ from asyncrl.collectors.scoring import (
     REFUSED,
     Scorer,
     hand_over,
+    mean_reward,
     nothing_sampled,
     scored,
     task_parts,
@@ -123,7 +124,7 @@ class Running:
     touched: set[Weights]  # served while its requests decoded: its spans are among them
     started: float = field(default_factory=time.monotonic)
     sampled: dict[str, int] = field(default_factory=dict)  # finished request -> tokens
-    scores: int = 0
+    rewards: list[float] = field(default_factory=list)  # of the members that have ended; NaN = unscored
     ended: TicketEnded | None = None  # why it ends or ended without a group; set once
     tokens_at_end: int = 0
     task: asyncio.Task[None] | None = None
@@ -252,7 +253,7 @@ class Session:
     async def _beat(self) -> Beat:
         async with self._beating:
             served = self.fleet.oldest
-            progress = {key: group.tokens + group.scores for key, group in self.groups.items()}
+            progress = {key: group.tokens + len(group.rewards) for key, group in self.groups.items()}
             beat = await self._store(
                 lambda: self.buffer.beat(
                     self.member,
@@ -324,12 +325,12 @@ class Session:
         """Reserve the slots of a ticket's group, then let it run."""
         host = self.fleet.route()
         if host is None or host.engine.serving is None:
-            await self._fail(ticket, TicketEnded("cancelled", "no_engine"), tokens=0, seconds=0.0)
+            await self._fail(ticket, TicketEnded("cancelled", "no_engine"))
             return
         try:
             prompt = self.prompts.train(ticket.ordinal)
         except PromptError as error:
-            await self._fail(ticket, TicketEnded("data", error.reason, str(error)), tokens=0, seconds=0.0)
+            await self._fail(ticket, TicketEnded("data", error.reason, str(error)))
             return
         requests = group_requests(
             prompt,
@@ -355,7 +356,7 @@ class Session:
             if end.kind is None:
                 self.failures[end.reason] += 1
             else:
-                await self._fail(group.ticket, end, tokens=group.tokens_at_end, seconds=self._seconds(group))
+                await self._fail(group.ticket, end, group)
         finally:
             del self.groups[group.key]
             self.fleet.release(group.host, (request.id for request in group.requests))
@@ -397,14 +398,19 @@ class Session:
         score, at = await scored(
             self.scorer, prompt, completion, ticket=group.ticket.ordinal, member=request.member, failure=failure
         )
-        group.scores += 1
+        group.rewards.append(score.reward)
         self.scored += 1
         if score.failure:
             self.failures[score.failure] += 1
         return trajectory(prompt, request, completion, score, at)
 
     async def _put(self, group: Running, prompt: Prompt, trajectories: list[Trajectory]) -> None:
-        if end := unusable(trajectories, min_members=self.recipe.collector.min_members):
+        end = unusable(
+            trajectories,
+            min_members=self.recipe.collector.min_members,
+            filtering=self.recipe.buffer.dynamic_sampling,
+        )
+        if end is not None:
             raise TicketEnded(*end)
         sampling = self.recipe.collector.sampling
         try:
@@ -425,11 +431,12 @@ class Session:
             self.failures[f"put_{result}"] += 1
             logger.info("put of ticket %d attempt %d: %s, dropped", *group.key, result)
 
-    async def _fail(self, ticket: Ticket, end: TicketEnded, *, tokens: int, seconds: float) -> None:
+    async def _fail(self, ticket: Ticket, end: TicketEnded, group: Running | None = None) -> None:
+        """Tell the store, with the work that is lost by it; None: none was begun."""
         kind = end.kind or "cancelled"
         self.failures[end.reason] += 1
         logger.log(
-            logging.INFO if kind == "cancelled" else logging.WARNING,
+            logging.INFO if kind in ("cancelled", "filtered") else logging.WARNING,
             "ticket %d attempt %d: %s, %s", ticket.ordinal, ticket.attempt, kind, end,
         )  # fmt: skip
         await self._store(
@@ -439,8 +446,10 @@ class Session:
                 ticket.attempt,
                 kind=kind,
                 reason=end.reason,
-                tokens=tokens,
-                seconds=seconds,
+                tokens=group.tokens_at_end if group else 0,
+                seconds=self._seconds(group) if group else 0.0,
+                reward=mean_reward(group.rewards) if group else None,
+                length=group.tokens_at_end / len(group.requests) if group else 0.0,
             )
         )
 

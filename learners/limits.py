@@ -20,6 +20,8 @@ def limits_of(recipe: Recipe, *, max_length: int) -> Limits:
         publish_every=recipe.weights.publish_every,
         group_bytes=max_group_bytes(recipe.collector.group_size, max_length),
         max_bytes=size_bytes(recipe.buffer.max_bytes),
+        max_uses=recipe.buffer.max_uses,
+        group_size=recipe.collector.group_size,
         ticket_progress_s=recipe.collector.group_timeout_s,
         no_progress_s=recipe.run.no_progress_s,
     )

@@ -49,7 +49,10 @@ def share_of(groups: Sequence[pa.RecordBatch], *, version: int, recipe: Recipe) 
     Raises what `make_batch` raises: every rank checks what it trains."""
     if not groups:
         return Batch.empty(), np.empty(0)
-    batch = make_batch(pack(groups), version=version, max_age=recipe.buffer.max_trajectory_age)
+    bound = recipe.buffer
+    batch = make_batch(
+        pack(groups), version=version, max_age=bound.max_trajectory_age, mask_older=bound.over_age == "mask"
+    )
     return batch, advantages(batch.rewards, batch.groups, recipe.objective.advantage).values
 
 

@@ -68,7 +68,10 @@ class Trainer:
     def prepare(self, groups: Sequence[pa.RecordBatch], *, version: int) -> Step:
         """Pack the groups of the step that starts from `version` and deal them out. Raises what `make_batch` raises."""
         packed = pack(groups)
-        batch = make_batch(packed, version=version, max_age=self.recipe.buffer.max_trajectory_age)
+        bound = self.recipe.buffer
+        batch = make_batch(
+            packed, version=version, max_age=bound.max_trajectory_age, mask_older=bound.over_age == "mask"
+        )
         return Step(
             version=version,
             groups=groups,

@@ -107,6 +107,12 @@ def _check_buffer(recipe: Recipe) -> None:
     _check_url(buffer.url)
     # Collectors at the last published version may start groups for k versions more; later weights would never come.
     most = buffer.max_trajectory_age + 1
+    if buffer.max_uses > 1 and recipe.weights.publish_every + buffer.max_uses > most + 1:
+        raise RecipeError(
+            f"buffer.max_uses is {buffer.max_uses} with buffer.max_trajectory_age {buffer.max_trajectory_age} and "
+            f"weights.publish_every {recipe.weights.publish_every}: each use takes a step, and a group grows older by "
+            f"it. max_uses + publish_every may be at most max_trajectory_age + 2 = {most + 1}"
+        )
     if recipe.weights.publish_every > most:
         raise RecipeError(
             f"weights.publish_every is {recipe.weights.publish_every} with buffer.max_trajectory_age "

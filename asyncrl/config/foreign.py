@@ -99,7 +99,7 @@ _TOO_COMMON = {"n", "name", "path", "interval", "max_tokens", "group_size"}
 PLANNED = frozenset(
     {
         *(f"telemetry.{name}" for name in ("prometheus", "print_completions")),
-        *(f"buffer.{name}" for name in ("order", "max_uses", "dynamic_sampling")),
+        "buffer.order",
         *(f"collector.{name}" for name in ("devices", "max_turns", "max_concurrent_groups")),
         *(f"collector.sampling.{name}" for name in ("min_p", "seed")),
         "collector.engine.extra_args",

@@ -110,6 +110,9 @@ class Buffer(Section, frozen=True, kw_only=True):
     url: str = "embedded"  # embedded: a server of the run's own; or redis://host:6379/0, rediss://..., unix:///path
     max_trajectory_age: NonNegative = 1  # hard bound in versions; 0 = synchronous. Flag: --max-trajectory-age
     over_age: Literal["wait", "drop", "mask", "requeue"] = "wait"  # what happens to work that would be older
+    max_uses: Positive = 1  # steps that train a group, as far as the window allows; at most max_trajectory_age + 1
+    dynamic_sampling: bool = False  # groups whose rewards are all equal are left out, and others take their place
+    max_empty_fills: Positive = 10  # x groups_per_step groups left out in a row, without one kept, end the run
     lookahead: Annotated[float, Meta(ge=1, le=2)] = 1.5  # x groups_per_step oldest tickets the learner chooses from
     max_bytes: str | int = "4GiB"  # payloads held, reserved and kept for a rewind
 

@@ -93,7 +93,7 @@ def test_a_group_is_handed_over_with_what_its_payload_says():
 
 def test_an_answer_without_end_token_and_an_empty_one_are_rows_like_others():
     rows = [row(completion((2, 2), reason="length"), member=0), row(completion(reason="length"), member=1)]
-    assert unusable(rows, min_members=2) is None
+    assert unusable(rows, min_members=2, filtering=False) is None
     _, payload = hand(rows)
     batch = decode(payload)
     assert batch.column("finish_reason").to_pylist() == ["length", "length"]
@@ -102,19 +102,31 @@ def test_an_answer_without_end_token_and_an_empty_one_are_rows_like_others():
 
 def test_a_group_that_teaches_nothing_is_named_after_its_most_common_failure():
     rows = [row(completion((2, 1)), unscored(f"verifier_{kind}")) for kind in ("nan", "raised", "raised")]
-    assert unusable(rows, min_members=None) == ("data", "unscored/verifier_raised")
-    assert unusable([*rows, row(completion((2, 1)))], min_members=None) is None
-    assert unusable([row(completion()), row(completion())], min_members=None) == ("data", "empty")
+    assert unusable(rows, min_members=None, filtering=False) == ("data", "unscored/verifier_raised")
+    assert unusable([*rows, row(completion((2, 1)))], min_members=None, filtering=False) is None
+    assert unusable([row(completion()), row(completion())], min_members=None, filtering=False) == ("data", "empty")
 
 
 def test_a_group_needs_as_many_scored_members_as_the_recipe_says():
     good, refused = row(completion((2, 1))), row(nothing_sampled("too long"), unscored("request_refused"))
     slow, cut = row(completion((2, 1)), unscored("verifier_timeout")), row(completion((2, 1), reason="abort"))
-    assert unusable([good, good, refused, slow], min_members=2) is None
-    assert unusable([good, slow, refused, slow], min_members=2) == ("data", "too_few_members/verifier_timeout")
+    assert unusable([good, good, refused, slow], min_members=2, filtering=False) is None
+    assert unusable([good, slow, refused, slow], min_members=2, filtering=False) == (
+        "data",
+        "too_few_members/verifier_timeout",
+    )
     aborted = dataclasses.replace(cut, reward=math.nan, failure="engine_aborted")
-    assert unusable([good, good, aborted], min_members=2) is None
-    assert unusable([good, aborted, slow], min_members=2) == ("infrastructure", "engine_aborted")
+    assert unusable([good, good, aborted], min_members=2, filtering=False) is None
+    assert unusable([good, aborted, slow], min_members=2, filtering=False) == ("infrastructure", "engine_aborted")
+
+
+def test_a_group_whose_rewards_are_all_equal_is_filtered_where_the_recipe_says_so():
+    right, wrong = row(completion((2, 1))), row(completion((2, 1)), Score({"exact": 0.0}, 0.0, ""))
+    late = row(completion((2, 1)), unscored("verifier_timeout"))
+    for group in ([right, right, late], [wrong, wrong], [right, late]):
+        assert unusable(group, min_members=None, filtering=True) == ("filtered", "zero_variance")
+        assert unusable(group, min_members=None, filtering=False) is None
+    assert unusable([right, wrong, late], min_members=2, filtering=True) is None
 
 
 @pytest.mark.asyncio

@@ -8,6 +8,7 @@ from collections import Counter
 
 import pytest
 
+from asyncrl.buffers.audit import ledger_problems
 from asyncrl.buffers.base import BufferError, Member, State
 from asyncrl.buffers.memory import MemoryBuffer
 from asyncrl.collectors import fleet
@@ -370,6 +371,66 @@ async def test_a_ticket_taken_away_is_dropped_and_its_slots_are_free(kit):
         await kit.until(revoked, task)
         await kit.until(lambda: [t.attempt for t in buffer.model.all.values()] == [1, 1], task)
     assert [ticket.losses for ticket in buffer.model.all.values()] == [1, 1]
+
+
+@pytest.mark.parametrize("policy", ["drop", "requeue"])
+async def test_cancelled_work_reaches_the_engine_which_samples_nothing_more_of_it(kit, engines, monkeypatch, policy):
+    """Ticket 0 never ends by itself; at version 2 its tokens of version 0 are over age."""
+    length = simulated.relative_length
+    monkeypatch.setattr(
+        simulated, "relative_length", lambda seed, ticket, *rest: 1e6 if ticket == 0 else length(seed, ticket, *rest)
+    )
+    recipe = kit.recipe(buffer={"over_age": policy})
+    buffer = kit.buffer(recipe, over_age=policy)
+    learner = kit.learner(buffer)
+    async with kit.collecting(recipe, buffer) as task:
+        await learner.start()
+        await kit.until(lambda: engines and engines[0].progress("0.0.0") > 0, task)
+        await learner.step()
+        assert engines[0].progress("0.0.1") > 0
+        await learner.step()
+        await kit.until(lambda: engines[0].progress("0.0.0") == engines[0].progress("0.0.1") == 0, task)
+        if policy == "requeue":
+            await kit.until(lambda: engines[0].progress("0.1.0") > 0, task)  # the next attempt, in the same slots
+    stats = await buffer.stats()
+    lost = "stale/over_age" if policy == "drop" else "returned/over_age"
+    assert stats.lost_tokens[lost] > 0
+    assert stats.returns.get("over_age", 0) == (1 if policy == "requeue" else 0)
+
+
+# --- filters --------------------------------------------------------------------------------------------------------
+
+
+async def test_groups_without_variance_are_left_out_and_others_take_their_place(kit):
+    recipe = kit.recipe(buffer={"dynamic_sampling": True})
+    buffer = kit.buffer(recipe)
+    learner = kit.learner(buffer)
+    async with kit.collecting(recipe, buffer):
+        await learner.start()
+        for _ in range(6):
+            for batch in await learner.step():
+                assert sorted(batch.column("reward").to_pylist()) == [0.0, 1.0]
+    stats = await buffer.stats()
+    filtered = stats.reasons["filtered/zero_variance"]
+    assert filtered >= 2  # of two coin tosses each, in the first twelve groups at least
+    assert stats.states[State.FILTERED] == filtered
+    assert 0 <= stats.lost_reward["filtered/zero_variance"] <= 1
+    assert stats.lost_reward["trained/trained"] == 0.5
+    assert stats.lost_length["filtered/zero_variance"] > 0
+    assert stats.lost_seconds["filtered/zero_variance"] > 0
+    assert ledger_problems(*(await buffer.snapshot()), buffer.limits) == []
+
+
+async def test_without_dynamic_sampling_the_same_groups_are_trained(kit):
+    """Negative control of the test above."""
+    recipe = kit.recipe()
+    buffer = kit.buffer(recipe)
+    learner = kit.learner(buffer)
+    async with kit.collecting(recipe, buffer):
+        await learner.start()
+        batches = [batch for _ in range(6) for batch in await learner.step()]
+    assert any(len(set(batch.column("reward").to_pylist())) == 1 for batch in batches)
+    assert (await buffer.stats()).states[State.FILTERED] == 0
 
 
 # --- evaluation -----------------------------------------------------------------------------------------------------
