@@ -58,6 +58,14 @@ class UnknownMember(BufferError):
     """The run does not know this incarnation (store lost, or a newer incarnation replaced it): join again."""
 
 
+class Damaged(BufferError):
+    """Groups of a lease are not what was put. `groups`: ordinal -> what is wrong with it."""
+
+    def __init__(self, groups: Mapping[int, str]) -> None:
+        super().__init__("; ".join(groups.values()))
+        self.groups = groups
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
     """What the buffer enforces. Frozen for a lineage; a resumed learner may bring another `groups_per_step`.
@@ -335,7 +343,7 @@ class Buffer(Protocol):
         nothing can come. Raises Fenced."""
 
     async def payloads(self, lease: Lease) -> list[bytes]:
-        """The groups of a lease in its order. Raises BufferError if one is missing or its digest differs."""
+        """The groups of a lease in its order. Raises Damaged if some are missing or their digest differs."""
 
     async def release(self, lineage: int, step: int) -> bool:
         """Give a batch back before any of it was applied; the next lease of that step has the next attempt number."""

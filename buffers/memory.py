@@ -15,8 +15,8 @@ from typing import Any
 from asyncrl.buffers.base import (
     Beat,
     Blocked,
-    BufferError,
     Commit,
+    Damaged,
     FailKind,
     GroupHeader,
     Lease,
@@ -179,11 +179,7 @@ class MemoryBuffer:
         return waiting_words(wait.for_ordinals, owners, len(self.model.members), since or 0.0)
 
     async def payloads(self, lease: Lease) -> list[bytes]:
-        found = []
-        for header in lease.headers:
-            payload = self.model.payload.get(header.ordinal)
-            found.append(checked_payload(header, payload))
-        return found
+        return checked_payloads(lease, [self.model.payload.get(n) for n in lease.ordinals])
 
     async def release(self, lineage: int, step: int) -> bool:
         released = self.model.release(lineage, step)
@@ -381,14 +377,17 @@ def blocked_words(waiting: Waiting | None, refused: Sequence[tuple[str, str, flo
     return tuple(found)
 
 
-def checked_payload(header: GroupHeader, payload: bytes | None) -> bytes:
-    """A payload whose digest is the one that was put, or an error that names the ticket."""
-    if payload is None:
-        raise BufferError(f"the group of ticket {header.ordinal} (attempt {header.attempt}) is missing from the store")
-    found = digest(payload)
-    if found != header.digest:
-        raise BufferError(
-            f"the group of ticket {header.ordinal} (attempt {header.attempt}) is damaged: digest {found}, put as "
-            f"{header.digest}"
-        )
-    return payload
+def checked_payloads(lease: Lease, payloads: Sequence[bytes | None]) -> list[bytes]:
+    """Payloads whose digests are those that were put. Raises Damaged, which names all others."""
+    sound, damaged = [], {}
+    for header, payload in zip(lease.headers, payloads, strict=True):
+        name = f"the group of ticket {header.ordinal} (attempt {header.attempt})"
+        if payload is None:
+            damaged[header.ordinal] = f"{name} is missing from the store"
+        elif (found := digest(payload)) != header.digest:
+            damaged[header.ordinal] = f"{name} is damaged: digest {found}, put as {header.digest}"
+        else:
+            sound.append(payload)
+    if damaged:
+        raise Damaged(damaged)
+    return sound

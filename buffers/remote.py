@@ -31,7 +31,7 @@ from asyncrl.buffers.base import (
     TicketRow,
     Waiting,
 )
-from asyncrl.buffers.memory import DEADLINE_SLACK_S, blocked_words, checked_payload, waiting_words
+from asyncrl.buffers.memory import DEADLINE_SLACK_S, blocked_words, checked_payloads, waiting_words
 from asyncrl.buffers.store import Store, answer_of, limits_doc, run_prefix, shown
 from asyncrl.staleness import Weights
 
@@ -255,13 +255,11 @@ class RedisBuffer:
             await self._wait("learner", min(left, _until(reply)))
 
     async def payloads(self, lease: Lease) -> list[bytes]:
-        found: list[bytes] = []
+        found: list[bytes | None] = []
         for at in range(0, len(lease.headers), FETCH_GROUPS):
-            headers = lease.headers[at : at + FETCH_GROUPS]
-            fields = [f"{h.ordinal}:{h.attempt}" for h in headers]
-            values = await self._payloads(fields, f"groups of step {lease.step}")
-            found.extend(checked_payload(h, value) for h, value in zip(headers, values, strict=True))
-        return found
+            fields = [f"{h.ordinal}:{h.attempt}" for h in lease.headers[at : at + FETCH_GROUPS]]
+            found += await self._payloads(fields, f"groups of step {lease.step}")
+        return checked_payloads(lease, found)
 
     async def release(self, lineage: int, step: int) -> bool:
         reply = await self._call("release", lineage=lineage, step=step)

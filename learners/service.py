@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
+import pyarrow as pa
 import torch
 
 from asyncrl.buffers.archive import Archive
@@ -30,6 +31,7 @@ from asyncrl.learners.arithmetic import machine, settings
 from asyncrl.learners.batch import check_lineages
 from asyncrl.learners.checkpoint import Checkpoint
 from asyncrl.learners.commands import Begin, Gather, Train
+from asyncrl.learners.damage import sound_groups
 from asyncrl.learners.diagnostics import step_metrics
 from asyncrl.learners.evaluation import Evaluations, stored_evaluations
 from asyncrl.learners.lasting import LastingBuffer, LeaseGone
@@ -43,7 +45,7 @@ from asyncrl.learners.phase import Phase, PhaseFile
 from asyncrl.learners.recovery import lineages_in, newest_known, recover
 from asyncrl.learners.summary import summarise
 from asyncrl.learners.trainer import Trainer
-from asyncrl.schema import decode_all, span_weights
+from asyncrl.schema import span_weights
 from asyncrl.staleness import Lineages, Weights
 from asyncrl.telemetry.metrics import MetricsWriter, read_metrics
 from asyncrl.weights.base import Publisher
@@ -312,12 +314,14 @@ class _Learner:
         return None
 
     async def step(self, lease: Lease) -> bool:
-        """Train a batch and everything that follows from it; whether it was the run's last."""
+        """Train a batch and everything that follows from it; whether it was the run's last. A batch with damaged groups
+        is not trained (`sound_groups`)."""
         leased_at = time.monotonic()
         wait_s = leased_at - self.last_step
         self.enter(Phase.TRAINING)
-        payloads = await self.buffer.payloads(lease)
-        record, update = await asyncio.to_thread(self._compute, lease, payloads)
+        if (groups := await sound_groups(self.buffer, lease)) is None:
+            return False
+        record, update = await asyncio.to_thread(self._compute, lease, groups)
         train_s = time.monotonic() - leased_at
         commit = await self.buffer.commit(self.lineage, lease.step, skipped=bool(update.skipped))
         self.version = commit.version
@@ -341,9 +345,8 @@ class _Learner:
         self.trainer.optimizer.check_progress(update)
         return ended
 
-    def _compute(self, lease: Lease, payloads: list[bytes]) -> tuple[dict[str, Any], Update]:
-        """From payloads to changed weights and an archive part; runs in a thread, so that the loop lives."""
-        batches = decode_all(payloads)
+    def _compute(self, lease: Lease, batches: list[pa.RecordBatch]) -> tuple[dict[str, Any], Update]:
+        """From groups to changed weights and an archive part; runs in a thread, so that the loop lives."""
         for groups in batches:
             check_lineages(span_weights(groups), lineages=self.lineages, current=self.lineage)
         step = self.trainer.prepare(batches, version=lease.step)

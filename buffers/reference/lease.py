@@ -86,7 +86,8 @@ class Leases(Puts):
         self._give_back(self.leased)
         for ordinal in bad:
             ticket = self.all[ordinal]
-            self.aside[f"{ordinal}:{ticket.attempt}"] = self.payload.pop(ordinal)
+            if (payload := self.payload.pop(ordinal, None)) is not None:
+                self.aside[f"{ordinal}:{ticket.attempt}"] = payload
             while len(self.aside) > QUARANTINE:
                 del self.aside[next(iter(self.aside))]
             self.quarantined += 1

@@ -91,11 +91,11 @@ def row(
     )
 
 
-def group(rows: list[Trajectory], *, ticket: int = 0, lineage: int = 1) -> Group:
+def group(rows: list[Trajectory], *, ticket: int = 0, attempt: int = 0, lineage: int = 1) -> Group:
     """A group of these trajectories."""
     return Group(
         ticket=ticket,
-        attempt=0,
+        attempt=attempt,
         lineage=lineage,
         task="test",
         row_id=f"row-{ticket}",

@@ -122,7 +122,7 @@ class ScriptedCollector:
             completion, logprobs = self.sample(self.model, prompt, COMPLETION - member % 2, self.generator)
             reward = self.reward(completion)
             rows.append(self.make_row(prompt, completion, logprobs, reward=reward, weights=self.serving, member=member))
-        group = self.make_group(rows, ticket=ticket.ordinal, lineage=self.serving.lineage)
+        group = self.make_group(rows, ticket=ticket.ordinal, attempt=ticket.attempt, lineage=self.serving.lineage)
         payload, batch = encode(group), to_batch(group)
         oldest, newest = version_range(batch)
         header = GroupHeader(
