@@ -107,7 +107,7 @@ local function wake_members()
   for _, incarnation in ipairs(call('HKEYS', MEMBERS)) do wake('nudge:' .. incarnation) end
 end
 local function wake_learner()
-  if R.learner_waits == '1' then wake('learner') end
+  if R.learner_waits then wake('learner') end -- since when
 end
 
 -- The last version of a lineage on the path from the current one: where the path leaves it, ENDLESS for the current
