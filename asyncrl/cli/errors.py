@@ -33,6 +33,7 @@ module is not loaded cannot have been raised."""
 FAILED_WORK = (
     ("asyncrl.benchmarks.runs", "RunError"),
     ("asyncrl.learners.checkpoint", "CheckpointError"),
+    ("asyncrl.runtime.inspection", "Unreadable"),
     ("asyncrl.runtime.processes", "RunFailed"),
 )
 """What went wrong after the work had begun."""

@@ -50,11 +50,11 @@ def status(run: str | None, named: str | None, url: str | None) -> int:
 
     RUN is a folder or a name; left out, the newest. An ended run's embedded store is started for the moment.
     """
-    from asyncrl.runtime import inspection
     from asyncrl.runtime.inspection_text import status_lines
+    from asyncrl.runtime.place import opened, place_of
 
     async def look() -> list[str]:
-        async with inspection.opened(inspection.place_of(chosen(run, named), url)) as buffer:
+        async with opened(place_of(chosen(run, named), url)) as buffer:
             return status_lines(await buffer.stats(), buffer.limits)
 
     return _say(asyncio.run(look()))
@@ -69,17 +69,23 @@ def ls(run: str | None, named: str | None, url: str | None, states: Sequence[str
     """A row for each ticket, by number.
 
     RUN is a folder or a name; left out, the newest. What trained it is written lineage/version, the version that the
-    step started from. Rows that have moved to the archive's ledger are not shown.
+    step started from.
     """
     from asyncrl.buffers.base import State
     from asyncrl.runtime import inspection
     from asyncrl.runtime.inspection_text import row_lines
+    from asyncrl.runtime.place import opened, place_of
+
+    place = place_of(chosen(run, named), url)
 
     async def look() -> list[str]:
-        async with inspection.opened(inspection.place_of(chosen(run, named), url)) as buffer:
+        async with opened(place) as buffer:
             wanted = [State(state) for state in states] or list(State)
-            found = [row async for row in inspection.rows_of(buffer, *wanted, start=start, most=limit)]
-            return row_lines(found, now=(await buffer.stats()).time)
+            found = await inspection.ledger_rows(buffer, place.folder, wanted, start=start, most=limit)
+            stats = await buffer.stats()
+            moved = 0 if place.folder is not None else sum(stats.archived.values())
+            elsewhere = [f"{moved} rows are in the archive's ledger, which is not on this host"] if moved else []
+            return [*row_lines(found, now=stats.time), *elsewhere]
 
     return _say(asyncio.run(look()))
 
@@ -94,9 +100,10 @@ def head(run: str | None, named: str | None, url: str | None) -> int:
     from asyncrl.buffers.base import State
     from asyncrl.runtime import inspection
     from asyncrl.runtime.inspection_text import head_lines
+    from asyncrl.runtime.place import opened, place_of
 
     async def look() -> list[str]:
-        async with inspection.opened(inspection.place_of(chosen(run, named), url)) as buffer:
+        async with opened(place_of(chosen(run, named), url)) as buffer:
             live = [row async for row in inspection.rows_of(buffer, State.ISSUED, State.HELD)]
             return head_lines(await buffer.stats(), buffer.limits, live)
 
@@ -117,13 +124,11 @@ def show(ticket: int, run: str | None, named: str | None, url: str | None) -> in
 
     from asyncrl.runtime import inspection
     from asyncrl.runtime.inspection_text import ticket_lines
+    from asyncrl.runtime.place import place_of
     from asyncrl.telemetry.ticket import answer_lines, answers_of, checksums_of, print_lines
 
-    place = inspection.place_of(chosen(run, named), url)
-    try:
-        found = asyncio.run(inspection.find_ticket(place, ticket))
-    except inspection.DamagedGroup as error:
-        raise Failure(str(error)) from None
+    place = place_of(chosen(run, named), url)
+    found = asyncio.run(inspection.find_ticket(place, ticket))
     terminal = sys.stdout.isatty()
     lines = [Text(line) for line in ticket_lines(found)]
     if found.group is not None:
@@ -153,10 +158,10 @@ def dump(out: Path, run: str | None, named: str | None, url: str | None, states:
         raise click.UsageError(f"{out}: there is no folder {out.parent}")
     from asyncrl.buffers.base import State
     from asyncrl.runtime import dump as dumps
-    from asyncrl.runtime import inspection
+    from asyncrl.runtime.place import opened, place_of
 
     async def work() -> dumps.Dumped:
-        async with inspection.opened(inspection.place_of(chosen(run, named), url)) as buffer:
+        async with opened(place_of(chosen(run, named), url)) as buffer:
             return await dumps.dump(buffer, out, [State(state) for state in states])
 
     done = asyncio.run(work())

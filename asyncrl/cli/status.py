@@ -16,7 +16,7 @@ def status(run: str | None, named: str | None, url: str | None) -> int:
     """Where RUN is (a folder or a name; left out: the newest), and everyone who waits: for what, since when, and who
     could end it. The run is not disturbed.
     """
-    from asyncrl.runtime.inspection import place_of
+    from asyncrl.runtime.place import place_of
     from asyncrl.runtime.status import status_of
 
     try:

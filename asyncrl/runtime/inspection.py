@@ -1,28 +1,26 @@
-"""Finding what is looked at: a run's store, wherever it is now, its folder, and one ticket in either of them."""
+"""Tickets of a run, wherever they are now: in its store, or in its folder's archive and the ledger there."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from tokenizers import Tokenizer
 
 from asyncrl.buffers.archive import Archive
+from asyncrl.buffers.archive_ledger import TIMES
 from asyncrl.buffers.base import LIVE, BufferError, Limits, State, Stats, TicketRow
 from asyncrl.buffers.remote import RedisBuffer
-from asyncrl.buffers.server import EmbeddedServer, url_of
-from asyncrl.buffers.store import Store, open_store, shown
 from asyncrl.config.errors import RecipeError
 from asyncrl.config.loading import recipe_from_document
 from asyncrl.config.yaml_text import parse
-from asyncrl.runtime import folder as folders
 from asyncrl.runtime import models
-from asyncrl.runtime.folder import RunFolderError
-from asyncrl.runtime.preflight import EMBEDDED, is_listening
+from asyncrl.runtime.finished import Run
+from asyncrl.runtime.place import Place, opened
 from asyncrl.schema import decode
 from asyncrl.staleness import Weights
 from asyncrl.telemetry.metrics import read_metrics
@@ -32,90 +30,16 @@ PAGE = 200
 """Ledger rows asked for at once: a page takes the store a millisecond, so that nobody else waits for it."""
 
 
-class DamagedGroup(Exception):
-    """A group that is there and cannot be read; names the ticket and what is wrong with it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where a run lies. `folder`: None where it is on another host, the learner's. `url`: its store's, or EMBEDDED."""
-
-    name: str | None  # None: the only one in the store
-    folder: Path | None
-    url: str
-
-    @property
-    def archive(self) -> Archive | None:
-        return None if self.folder is None else Archive(self.folder / "archive")
-
-
-def place_of(run: str | None, url: str | None) -> Place:
-    """`run`: a folder, a name, None for the newest. `url`: its store; None: the one its folder names.
-
-    With a `url` the run need not have a folder here; without a name, it is then the only run of that store. Raises
-    RunFolderError.
-    """
-    try:
-        folder = folders.find(run)
-    except RunFolderError:
-        if url is None:
-            raise
-        return Place(run, None, url)
-    recipe = parse((folder / "recipe.yaml").read_text())
-    if "buffer" not in recipe:
-        raise RunFolderError(f"{folder} is of `asyncrl sft`, which has no buffer; give the folder of a run")
-    return Place(recipe["run"]["name"], folder, url or recipe["buffer"]["url"])
-
-
-@asynccontextmanager
-async def opened(place: Place) -> AsyncIterator[RedisBuffer]:
-    """The run's buffer. Raises BufferError: store away, no such run, another version's."""
-    async with _store_url(place) as url:
-        store = await open_store(url)
-        try:
-            yield await _run_of(store, place.name)
-        finally:
-            await store.close()
-
-
-async def _run_of(store: Store, name: str | None) -> RedisBuffer:
-    if name is None:
-        names = await store.runs()
-        if len(names) != 1:
-            raise BufferError(
-                f"store {shown(store.url)} has {len(names)} runs; give one with --run: {', '.join(names) or 'none'}"
-            )
-        name = names[0]
-    buffer = await store.find_run(name)
-    if buffer is None:
-        raise BufferError(
-            f"the store has no run {name!r}; it has: {', '.join(await store.runs()) or 'none'}. "
-            "A learner makes its run a few seconds after it was started."
-        )
-    return buffer
-
-
-@asynccontextmanager
-async def _store_url(place: Place) -> AsyncIterator[str]:
-    """Its URL, or the folder's embedded store: the running one, else one that runs for as long as it is looked at."""
-    if place.folder is None or place.url != EMBEDDED:
-        yield place.url
-        return
-    live = url_of(place.folder)
-    if live is not None and await is_listening(live):
-        yield live
-        return
-    if not (place.folder / "store").is_dir():
-        raise BufferError(f"{place.folder} has no store to look into; give its URL with --buffer")
-    async with EmbeddedServer(place.folder) as server:
-        yield server.url
+class Unreadable(Exception):
+    """Something that is there and cannot be read; names what it is and what is wrong with it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
     """A ticket. `recipe`: of its run, as the store or the folder has it. `stats`, `limits`: None where the store could
-    not be asked, for the reason `without`. `row`: None where the store does not have it (any more). `group`: None where
-    it has none, or none that this host can read. `trained_at`: when the step that trained it was done, unix seconds."""
+    not be asked, for the reason `without`. `row`: None where neither the store nor the archive's ledger has it on this
+    host. `group`: None where it has none, or none that this host can read. `trained_at`: when the step that trained it
+    was done, unix seconds."""
 
     ordinal: int
     recipe: Mapping[str, Any]
@@ -131,7 +55,7 @@ class Found:
 async def find_ticket(place: Place, ordinal: int) -> Found:
     """The ticket. A trained one's group comes from the archive, also where the store is away.
 
-    Raises BufferError: neither store nor archive has it; DamagedGroup.
+    Raises BufferError: neither store nor archive has it; Unreadable.
     """
     archive = place.archive
     try:
@@ -141,18 +65,25 @@ async def find_ticket(place: Place, ordinal: int) -> Found:
             if row is not None and row.has_payload and payload is None:  # trained meanwhile
                 row = await buffer.row(ordinal)
     except BufferError as error:
-        step = None if archive is None else _step_of(archive, ordinal)
-        if step is None or place.folder is None:
+        if archive is None or place.folder is None:
+            raise
+        row = moved_row(place.folder, ordinal)
+        step = row.trained if row is not None else _step_of(archive, ordinal)
+        if row is None and step is None:
             raise
         recipe = parse((place.folder / "recipe.yaml").read_text())
-        return _trained(place.folder, step, Found(ordinal, recipe, without=str(error)))
+        found = Found(ordinal, recipe, row=row, without=str(error))
+        return found if step is None else _trained(place.folder, step, found)
     if not 0 <= ordinal < stats.tickets:
         raise BufferError(f"ticket {ordinal} was never issued: the run has {stats.tickets} so far, from 0 on")
+    if row is None and place.folder is not None:
+        row = moved_row(place.folder, ordinal)
     found = Found(ordinal, buffer.recipe, stats, buffer.limits, row)
-    if row is not None and row.state in LIVE:
+    if row is None:
+        return found
+    if row.state in LIVE:
         return found if payload is None else replace(found, group=_decoded(payload, ordinal))
-    step = row.trained if row is not None else (None if archive is None else _step_of(archive, ordinal))
-    return found if step is None or place.folder is None else _trained(place.folder, step, found)
+    return found if row.trained is None or place.folder is None else _trained(place.folder, row.trained, found)
 
 
 def _trained(folder: Path, step: Weights, found: Found) -> Found:
@@ -162,7 +93,7 @@ def _trained(folder: Path, step: Weights, found: Found) -> Found:
     except FileNotFoundError:
         groups = []
     except ValueError as error:
-        raise DamagedGroup(f"the archive's part with ticket {found.ordinal} is damaged: {error}") from None
+        raise Unreadable(f"the archive's part with ticket {found.ordinal} is damaged: {error}") from None
     group = next((group for group in groups if group.column("ticket")[0].as_py() == found.ordinal), None)
     return replace(found, group=group, trained=step, trained_at=_trained_at(folder, step))
 
@@ -171,11 +102,11 @@ def _decoded(payload: bytes, ordinal: int) -> pa.RecordBatch:
     try:
         return decode(payload)
     except ValueError as error:
-        raise DamagedGroup(f"the group of ticket {ordinal} is damaged: {error}") from None
+        raise Unreadable(f"the group of ticket {ordinal} is damaged: {error}") from None
 
 
 def _step_of(archive: Archive, ordinal: int) -> Weights | None:
-    """The last step of the surviving branch that trained the ticket, by the archive alone. Raises DamagedGroup."""
+    """The last step of the surviving branch that trained the ticket, by the archive alone. Raises Unreadable."""
     for lineage, first, last in reversed(archive.branch()):
         for step in (Weights(lineage, version) for version in range(last, first - 1, -1)):
             try:
@@ -184,7 +115,7 @@ def _step_of(archive: Archive, ordinal: int) -> Weights | None:
             except FileNotFoundError:  # size-capped: what is left is looked at
                 continue
             except (pa.ArrowException, OSError) as error:
-                raise DamagedGroup(
+                raise Unreadable(
                     f"the archive's part of lineage {lineage} step {step.version} is damaged: {error}"
                 ) from None
     return None
@@ -216,6 +147,53 @@ async def rows_of(
             return
         start = page[-1].ordinal + 1
         left = None if left is None else left - len(page)
+
+
+async def ledger_rows(
+    buffer: RedisBuffer, folder: Path | None, states: Sequence[State], *, start: int, most: int
+) -> list[TicketRow]:
+    """The first `most` ledger rows in these states from ordinal `start` on, whether they are in the store or, with the
+    run's `folder`, in the archive's ledger."""
+    rows = {row.ordinal: row async for row in rows_of(buffer, *states, start=start, most=most)}
+    # After the store: a row that moves meanwhile is in one of the two, or in both.
+    moved = [] if folder is None else moved_rows(folder, states, start=start, most=most)
+    rows |= {row.ordinal: row for row in moved}
+    return [rows[ordinal] for ordinal in sorted(rows)[:most]]
+
+
+def moved_row(folder: Path, ordinal: int) -> TicketRow | None:
+    """The row of one ticket in the archive's ledger."""
+    found = moved_rows(folder, list(State), start=ordinal, most=1)
+    return found[0] if found and found[0].ordinal == ordinal else None
+
+
+def moved_rows(folder: Path, states: Sequence[State], *, start: int, most: int) -> list[TicketRow]:
+    """The first `most` rows of the archive's ledger in these states from ordinal `start` on. Raises Unreadable."""
+    try:
+        table = Run(folder).ledger
+    except (pa.ArrowException, OSError) as error:
+        raise Unreadable(f"the archive's ledger in {folder} is damaged: {error}") from None
+    wanted = (pc.field("ordinal") >= start) & pc.field("state").isin([state.value for state in states])
+    return [_moved(row) for row in table.filter(wanted).slice(0, most).to_pylist()]
+
+
+def _moved(row: Mapping[str, Any]) -> TicketRow:
+    uses = tuple(Weights(use["lineage"], use["version"]) for use in row["uses"])
+    return TicketRow(
+        ordinal=row["ordinal"],
+        state=State(row["state"]),
+        attempt=row["attempt"],
+        reason=row["reason"],
+        trained=uses[-1] if uses else None,
+        owner="",
+        lo=None,
+        has_payload=False,
+        size=0,
+        uses=uses,
+        losses=row["losses"],
+        requeues=row["requeues"],
+        times={name: row[name] for name in TIMES if row[name] is not None},
+    )
 
 
 def decoder(place: Place, recipe: Mapping[str, Any]) -> tuple[Decode, str]:

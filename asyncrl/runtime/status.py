@@ -6,8 +6,8 @@ from asyncrl.buffers.base import Blocked, Limits, State, Stats
 from asyncrl.buffers.blocked import blocked_table, process_state
 from asyncrl.learners import phase as phases
 from asyncrl.learners.phase import LearnerPhase, Phase
-from asyncrl.runtime.inspection import Place, opened
 from asyncrl.runtime.inspection_text import error_lines, member_lines, run_fact
+from asyncrl.runtime.place import Place, opened
 from asyncrl.telemetry import text
 from asyncrl.telemetry.table import aligned
 

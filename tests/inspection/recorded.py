@@ -28,6 +28,9 @@ NAME = "recorded"
 TRAINED, HELD, LEASED, DAMAGED, ISSUED = (0, 1), 4, (2, 3), 5, 6
 """Tickets by what became of them; ticket 7 was issued as well."""
 
+MOVED = TRAINED[0]
+"""Its row has left the store for the archive's ledger."""
+
 OVERRIDES = (
     f"run.name={NAME}",
     "learner.groups_per_step=2",
@@ -89,10 +92,16 @@ async def _leased(buffer: RedisBuffer, lineage: int, step: int) -> Lease:
 async def _train(buffer: RedisBuffer, folder: Path, lease: Lease) -> None:
     payloads = await buffer.payloads(lease)
     Archive(folder / "archive").write(lease.lineage, lease.step, [decode(payload) for payload in payloads])
-    await buffer.commit(lease.lineage, lease.step)
+    commit = await buffer.commit(lease.lineage, lease.step)
     metrics = MetricsWriter(folder / "metrics.jsonl")
+    metrics.write({"event": "start", "lineage": lease.lineage, "parent": [0, 0], "version": 0})
     metrics.write({"step": 1, "version": 1, "lineage": lease.lineage, "time": time.time()})
     metrics.close()
+    await buffer.checkpointed(lease.lineage, commit.version)
+    (moved,) = await buffer.settled(lease.lineage, limit=1)
+    assert moved.ordinal == MOVED
+    Archive(folder / "archive").ledger.write(Weights(lease.lineage, commit.version), [moved])
+    await buffer.archived(lease.lineage, [MOVED])
 
 
 def group_of(ticket: Ticket) -> Group:

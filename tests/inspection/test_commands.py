@@ -18,7 +18,7 @@ import pytest
 from asyncrl.buffers.server import EmbeddedServer
 from asyncrl.cli.main import main
 from asyncrl.schema import SCHEMA
-from tests.inspection.recorded import DAMAGED, HELD, ISSUED, LEASED, NAME, TRAINED, record
+from tests.inspection.recorded import DAMAGED, HELD, ISSUED, LEASED, MOVED, NAME, TRAINED, record
 
 
 @dataclass
@@ -61,6 +61,7 @@ def test_status_adds_up(live):
     said = asyncrl("buffer", "status", live)
     assert said.code == 0, said.err
     assert "tickets       8 = 0 returned + 2 issued + 2 held + 2 leased + 2 trained + 0 stale" in said.out
+    assert "7 in the store, 1 archived" in said.out
     assert "collector-0  1/0     2" in said.out
 
 
@@ -95,11 +96,12 @@ def test_show_of_a_held_ticket_has_text_rewards_and_timeline(live):
     ]  # fmt: skip
 
 
-def test_show_of_a_trained_ticket_comes_from_the_archive(live):
-    said = asyncrl("buffer", "show", TRAINED[1], live)
+@pytest.mark.parametrize("ticket", [MOVED, TRAINED[1]])
+def test_show_of_a_trained_ticket_comes_from_the_archive(live, ticket):
+    said = asyncrl("buffer", "show", ticket, live)
     assert said.code == 0, said.err
     assert "trained by  the step from version 0 of lineage 1" in said.out
-    assert f"prompt      reverse {TRAINED[1]}>" in said.out
+    assert f"prompt      reverse {ticket}>" in said.out
     assert {"put", "leased", "trained"} <= {line.split()[0] for line in said.out.splitlines() if line}
 
 
@@ -151,10 +153,14 @@ def test_a_store_may_be_named_instead_of_a_folder(live, tmp_path, monkeypatch):
         said = asyncrl("buffer", "status", "--buffer", url, *words)
         assert said.code == 0, said.err
         assert said.out.startswith(f"run {NAME}")
-    said = asyncrl("buffer", "show", TRAINED[0], "--buffer", url)
-    assert said.code == 0, said.err
-    assert "trained by" in said.out
-    assert "answer 0" not in said.out, "the archive is on another host"
+    for ticket, known in ((TRAINED[1], "trained by"), (MOVED, "its row has left the store")):
+        said = asyncrl("buffer", "show", ticket, "--buffer", url)
+        assert said.code == 0, said.err
+        assert known in said.out
+        assert "answer 0" not in said.out, "the archive is on another host"
+    said = asyncrl("buffer", "ls", "--buffer", url)
+    assert said.out.splitlines()[1].startswith(str(TRAINED[1]))
+    assert said.out.endswith("1 rows are in the archive's ledger, which is not on this host\n")
 
 
 def test_asyncrl_status_names_who_waits(live):
@@ -200,16 +206,24 @@ def test_after_the_end_the_embedded_store_is_started_for_the_moment_and_without_
     assert f"answer 0    [0]{HELD}!" in said.out
 
     shutil.rmtree(ended / "store")
-    said = asyncrl("buffer", "show", TRAINED[0], ended)
-    assert said.code == 0, said.err
-    assert "the archive alone" in said.out
-    assert f"answer 0    [0]{TRAINED[0]}!" in said.out
+    for ticket in TRAINED:
+        said = asyncrl("buffer", "show", ticket, ended)
+        assert said.code == 0, said.err
+        assert "the archive alone" in said.out
+        assert f"answer 0    [0]{ticket}!" in said.out
     said = asyncrl("buffer", "show", HELD, ended)
     assert said.code == 2
     assert "has no store to look into" in said.err
 
     (part,) = (ended / "archive").glob("step-*.parquet")
     part.write_bytes(part.read_bytes()[:-100])
-    said = asyncrl("buffer", "show", TRAINED[0], ended)
-    assert said.code == 1, said.out
-    assert "damaged" in said.err
+    for ticket in TRAINED:
+        said = asyncrl("buffer", "show", ticket, ended)
+        assert said.code == 1, said.out
+        assert "damaged" in said.err
+
+    (ledger,) = (ended / "archive" / "ledger").glob("*.parquet")
+    ledger.write_bytes(b"junk")
+    said = asyncrl("buffer", "show", MOVED, ended)
+    assert (said.code, said.err.count("\n")) == (1, 1)
+    assert "the archive's ledger" in said.err
