@@ -13,7 +13,7 @@ from asyncrl.staleness import Weights
 from tests.buffer.acts import joins, limits, puts, serves, starts, takes, trains
 
 LONG_S = 60.0  # a wait that ends by its limit fails the test's own, which is shorter
-PATIENCE_S = 10.0
+PATIENCE_S = 4.0  # below the 5 s after which a waiter looks again by itself: a wake-up that is missing must fail
 
 
 async def _blocked(call: Any) -> asyncio.Task[Any]:
