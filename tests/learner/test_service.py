@@ -14,6 +14,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from asyncrl.buffers.archive import Archive
+from asyncrl.buffers.audit import audit
 from asyncrl.buffers.base import Fenced, State
 from asyncrl.buffers.memory import MemoryBuffer
 from asyncrl.config.recipe import Buffer, Checkpoint, Collector, Eval, Learner, Objective, Recipe, Run
@@ -109,8 +110,14 @@ async def test_a_run_trains_archives_evaluates_and_ends(tmp_path: Path, model_pa
     assert len(summary["prompts"]) == 3
     assert {path.name for path in (tmp_path / "eval").iterdir()} == {"eval-1-0.json", "eval-1-6.json"}
 
-    trained = Archive(tmp_path / "archive").trained()
+    archive = Archive(tmp_path / "archive")
+    trained = archive.trained()
     assert len(trained.order) == 6
+    covered = sorted(n for step, tickets in trained.order if step.version < 4 for n in tickets)
+    assert archive.ledger.table(lambda weights: True)["ordinal"].to_pylist() == covered  # by the oldest checkpoint kept
+    report = await audit(buffer, archive)
+    assert report.problems == []
+    assert sum(report.stats.archived.values()) == len(covered)
     assert sorted(trained.uses) == sorted({n for _, tickets in trained.order for n in tickets})
     assert sum(trained.tokens_by_age.values()) == summary["tokens"]
 
