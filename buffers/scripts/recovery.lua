@@ -47,6 +47,7 @@ local function use_again(t, attempt, lineage, step)
   end
   tell_owner(t)
   leave_live(t)
+  set_state(t, 'returned') -- live no more: `train` takes nothing from it a second time
   drop_payload(t)
   call('ZREM', RETURNED, t.ordinal)
   t.attempt, t.header, t.size, t.left = attempt, nil, 0, 0
