@@ -139,6 +139,12 @@ def check_ages(versions: NDArray[np.int32], *, version: int, max_age: int) -> No
         raise BoundBroken(f"step {version} was given a token of version {newest}, which does not exist yet")
 
 
+def check_once(ordinals: Sequence[int]) -> None:
+    """A step trains a group once at most: a second use belongs to another step, where the ratio corrects for it."""
+    if len(set(ordinals)) != len(ordinals):
+        raise BoundBroken(f"a step was given a ticket twice: {sorted(ordinals)}")
+
+
 def check_lineages(spans: Sequence[Weights], *, lineages: Lineages, current: int) -> None:
     """Every span's weights must lie on the path to the current lineage: a rewound branch's tokens are not trained."""
     for weights in spans:

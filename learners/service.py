@@ -28,9 +28,10 @@ from asyncrl.buffers.store import StoreAway
 from asyncrl.config.recipe import Recipe
 from asyncrl.learners import checkpoint as checkpoints
 from asyncrl.learners.arithmetic import machine, settings
-from asyncrl.learners.batch import check_lineages
+from asyncrl.learners.batch import check_lineages, check_once
 from asyncrl.learners.checkpoint import Checkpoint
 from asyncrl.learners.commands import Begin, Gather, Train
+from asyncrl.learners.costs import empty_fills, step_costs, use_metrics
 from asyncrl.learners.damage import sound_groups
 from asyncrl.learners.diagnostics import step_metrics
 from asyncrl.learners.evaluation import Evaluations, stored_evaluations
@@ -209,6 +210,7 @@ async def _begin(
         lineages=Lineages(forks),
         tokens_total=checkpoint.manifest.tokens if checkpoint else 0,
         saved=parent.version if checkpoint else None,
+        accounted=await buffer.stats(),
     )
 
 
@@ -266,6 +268,7 @@ class _Learner:
     lineages: Lineages
     tokens_total: int  # trained since the beginning of the run
     saved: int | None  # version of the newest checkpoint on this branch
+    accounted: Stats  # what was lost until then is in the metrics
     published: int | None = None
     published_bytes: int = 0
     consumed: list[tuple[int, int]] = field(default_factory=list)  # (lineage, step) since that checkpoint
@@ -306,12 +309,21 @@ class _Learner:
             if answer.reason != self.waited_for:
                 self.waited_for = answer.reason
                 log.info("step %d waits: %s", self.version + 1, answer.reason)
+            await self._check_fills()
             idle = time.monotonic() - self.last_step
             if idle > self.recipe.run.no_progress_s:
                 stats = await self.buffer.stats()
                 stall = f"no step for {idle:.0f} s (run.no_progress_s); step {self.version + 1} waits: {answer.reason}"
                 raise LearnerError("\n".join([stall, *blocked_table(stats, self.buffer.limits, most=IN_MESSAGE)]))
         return None
+
+    async def _check_fills(self) -> None:
+        """Raises LearnerError, with advice, when for too long every group was left out."""
+        buffer = self.recipe.buffer
+        if buffer.dynamic_sampling:
+            limit = buffer.max_empty_fills * self.recipe.learner.groups_per_step
+            if hopeless := empty_fills(self.accounted, await self.buffer.stats(), limit=limit):
+                raise LearnerError(hopeless)
 
     async def step(self, lease: Lease) -> bool:
         """Train a batch and everything that follows from it; whether it was the run's last. A batch with damaged groups
@@ -347,6 +359,7 @@ class _Learner:
 
     def _compute(self, lease: Lease, batches: list[pa.RecordBatch]) -> tuple[dict[str, Any], Update]:
         """From groups to changed weights and an archive part; runs in a thread, so that the loop lives."""
+        check_once(lease.ordinals)
         for groups in batches:
             check_lineages(span_weights(groups), lineages=self.lineages, current=self.lineage)
         step = self.trainer.prepare(batches, version=lease.step)
@@ -355,6 +368,7 @@ class _Learner:
         Archive(self.run_dir / "archive").write(self.lineage, lease.step, batches)
         record = {
             **step_metrics(step.packed, step.batch, step.worth, seen),
+            **use_metrics(lease),
             "skipped": bool(update.skipped),
             "grad_norm": update.grad_norm,
             "learning_rate": update.learning_rate,
@@ -440,15 +454,14 @@ class _Learner:
                 "tokens_per_s": record["tokens"] / record["step_s"],
                 "buffer": groups,
                 "buffer_bytes": stats.bytes_held + stats.bytes_reserved + stats.bytes_kept,
-                "lost": stats.lost,
-                "lost_tokens": dict(stats.lost_tokens),
-                "lost_seconds": dict(stats.lost_seconds),
+                **step_costs(self.accounted, stats),
                 "weights/publish_s": record["publish_s"],
                 "weights/bytes": self.published_bytes,
                 "collectors": {m.name: m.serving.version if m.serving else None for m in stats.members if m.alive},
                 "waiting": self.waited_for,
             }
         )
+        self.accounted = stats
 
     async def summarise(self, *, stopped: bool) -> None:
         """Write summary.json and the event that ends this learner's part of metrics.jsonl."""
@@ -459,7 +472,7 @@ class _Learner:
             weights=self.weights,
             lineages=self.lineages,
             seconds=seconds,
-            lost=stats.lost,
+            stats=stats,
             stopped=stopped,
         )
         text = json.dumps(summary, indent=2, ensure_ascii=False, allow_nan=False)

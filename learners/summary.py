@@ -6,9 +6,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from asyncrl.buffers.base import Stats
+from asyncrl.learners.costs import lost_length_ratio
 from asyncrl.learners.evaluation import stored_evaluations
 from asyncrl.staleness import Lineages, Weights
 from asyncrl.telemetry.metrics import read_metrics, surviving_steps
+from asyncrl.telemetry.text import Price, wait_share
 
 WINDOW = 20
 """Steps over which the reward at the beginning and at the end is averaged."""
@@ -17,10 +20,10 @@ SHOWN = 3
 
 
 def summarise(
-    run_dir: Path, *, weights: Weights, lineages: Lineages, seconds: float, lost: Mapping[str, int], stopped: bool
+    run_dir: Path, *, weights: Weights, lineages: Lineages, seconds: float, stats: Stats, stopped: bool
 ) -> dict[str, Any]:
     """The summary of a run that ends with `weights`. Steps and evaluations of rewound branches do not count; those
-    before a resume do. seconds: of this learner. lost: groups by reason."""
+    before a resume do. seconds: of this learner. stats: the buffer's last."""
     steps = surviving_steps(read_metrics(run_dir / "metrics.jsonl"))
     evaluations = {
         name: result
@@ -32,7 +35,15 @@ def summarise(
         first, last = min(evaluations, key=lambda w: w.version), max(evaluations, key=lambda w: w.version)
         before = evaluations[first] if first.version < weights.version else None
         after = evaluations[last] if last.version == weights.version else None
-    step_s = sum(step["step_s"] for step in steps)
+    waited = wait_share(steps)
+    price = Price(
+        waited=waited,
+        groups=sum(stats.lost.values()),
+        again=sum(stats.returns.values()),
+        tokens=sum(stats.lost_tokens.values()),
+        seconds=sum(stats.lost_seconds.values()),
+        masked=sum(step["tokens_masked"] for step in steps),
+    )
     checkpoint = run_dir / "checkpoints" / f"version-{weights.version:06d}"
     return {
         "steps": weights.version,
@@ -44,10 +55,12 @@ def summarise(
         "success_after": after["success"] if after else None,
         "eval_n": (after or before or {}).get("n"),
         "prompts": _side_by_side(before, after),
-        "lost": dict(lost),
+        "lost": stats.lost,
+        "lost_length_ratio": lost_length_ratio(stats),
+        "price": price._asdict(),
         "age_max": max((step["age/max"] for step in steps if step["age/max"] is not None), default=None),
         "age_mean": _mean_age(steps),
-        "learner_wait_share": sum(step["wait_s"] for step in steps) / step_s if step_s else None,
+        "learner_wait_share": waited,
         "checkpoint": str(checkpoint),
         "archive": str(run_dir / "archive"),
         "metrics": str(run_dir / "metrics.jsonl"),
