@@ -26,12 +26,12 @@ Clock = Callable[[], float]
 
 
 def recipe_of(name: str, *, steps: int = 12, **sections: dict[str, Any]) -> Recipe:
-    """Two groups of two a step, age 1; a group takes about 100 ms, longer than a client waits before it asks again."""
+    """Two groups of two a step, age 1; a group takes about 50 ms, longer than a client waits before it asks again."""
     document: dict[str, dict[str, Any]] = {
         "run": {"name": name, "max_steps": steps},
         "buffer": {"max_trajectory_age": 1},
         "collector": {
-            "engine": {"type": "simulated", "slots": 8, "token_s": 0.01, "mean_tokens": 10.0},
+            "engine": {"type": "simulated", "slots": 8, "token_s": 0.005, "mean_tokens": 10.0},
             "group_size": 2,
         },
         "learner": {"groups_per_step": 2},

@@ -7,6 +7,7 @@ import resource
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -67,9 +68,10 @@ async def until_refusing(server: EmbeddedServer, expected: bool) -> None:
 async def test_a_store_that_is_full_for_a_while_costs_time_and_nothing_else(
     server: EmbeddedServer, tmp_path: Path, fill: Fill
 ) -> None:
-    archive = Archive(tmp_path / "archive")
+    archive, forgotten = Archive(tmp_path / "archive"), []
     async with collecting(server.url, recipe_of("full", steps=STEPS)) as buffer, AsyncExitStack() as stack:
-        learner = LastingBuffer(buffer, archive, limit_s=RUN_S, stop=asyncio.Event(), recreate=None)
+        how: dict[str, Any] = {"limit_s": RUN_S, "stop": asyncio.Event(), "recreate": None}
+        learner = LastingBuffer(buffer, archive, on_recovered=forgotten.append, **how)
         weights = await begin(learner)
         for _ in range(2):
             weights = await step(learner, archive, weights)
@@ -86,6 +88,7 @@ async def test_a_store_that_is_full_for_a_while_costs_time_and_nothing_else(
     assert report.problems == []
     assert report.stats.version == STEPS
     assert report.stats.lost == {}
+    assert forgotten == []
 
 
 @pytest.mark.asyncio
