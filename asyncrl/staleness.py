@@ -128,7 +128,8 @@ def choose_batch(
 
     live: issued and held tickets by ascending ordinal. `lookahead` (1 to 2) x B of the oldest are in sight, and any
     held one that is due now. `guard_dues` (the policy `wait`): the batch stands only if, without it, all else can be
-    trained in time; else the ready tickets with the earliest due are tried, lookahead ignored; else the learner waits.
+    trained in time; else the ready tickets with the earliest due are tried, lookahead ignored; else the learner waits,
+    for those in sight.
     `more_to_come`: whether a further ticket can be issued or finished; if not, a short batch is the last one.
 
     >>> held = [Candidate(n, held=True, lo=0) for n in range(3)]
@@ -137,7 +138,7 @@ def choose_batch(
     """
     visible = max(groups_per_step, int(lookahead * groups_per_step))
     ready = [c for c in live if c.held and in_window(c.lo, version=version, max_age=max_age)]
-    late = tuple(c.ordinal for c in live if not c.held)
+    late = tuple(c.ordinal for c in live[:visible] if not c.held)
 
     def first_due(c: Candidate) -> int:
         return use_dues(c.lo, max_age, c.uses)[0]
@@ -149,7 +150,7 @@ def choose_batch(
     first = sorted(
         (c for c in ready if c.ordinal in in_sight or due_now(c)), key=lambda c: (not due_now(c), c.ordinal)
     )[:groups_per_step]
-    if len(first) < groups_per_step and not more_to_come and not late and len(ready) <= groups_per_step:
+    if len(first) < groups_per_step and not more_to_come and len(ready) <= groups_per_step:
         return Choice(batch=tuple(c.ordinal for c in ready))
     if len(first) == groups_per_step and (not guard_dues or _dues_hold(live, first, version, max_age, groups_per_step)):
         return Choice(batch=tuple(c.ordinal for c in first))

@@ -37,6 +37,9 @@ class Stretch(NamedTuple):
 
 Branch = Sequence[tuple[int, int, int]]
 
+ADDED = ("trained_lineage", "trained_version")
+"""Columns of a part beside the record's."""
+
 
 class Archive:
     """The parts of one run in one folder. Readers may open it while a learner writes: a part appears whole or not."""
@@ -53,7 +56,7 @@ class Archive:
         """Write the part of a step, over an older try of the same step; on return it survives a power failure. Call it
         before the commit."""
         table = pack(batches).table
-        for name, value in (("trained_lineage", lineage), ("trained_version", step)):
+        for name, value in zip(ADDED, (lineage, step), strict=True):
             table = table.append_column(name, pa.array(np.full(table.num_rows, value, np.int32)))
         path = self._path(Weights(lineage, step))
         # No dictionaries: of tokens and log-probs, which repeat little, they double the time and the size.
@@ -111,7 +114,7 @@ class Archive:
         try:
             table = pq.read_table(path)
             check_schema(table.schema)
-            rows = pa.concat_batches(table.to_batches())
+            rows = pa.concat_batches(table.drop_columns(list(ADDED)).to_batches())
             cuts = np.flatnonzero(np.diff(rows.column("ticket").to_numpy())) + 1  # a group's rows follow each other
             groups = [rows.slice(first, last - first) for first, last in pairwise([0, *cuts, rows.num_rows])]
             for group in groups:

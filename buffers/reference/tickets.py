@@ -89,8 +89,8 @@ class Tickets(Transitions):
     def _grant(self, *, newest_only: bool = False) -> None:
         """Re-test the waiting collectors in order. A dead or lagging one consumes nothing and keeps its place; one that
         serves V and gets nothing ends the round, since nobody has more room. `newest_only`: see `commit`."""
-        if self.phase != "running":
-            return
+        if self.phase != "running" or isinstance(self._admit(Weights(self.lineage, self.version)), str):
+            return  # who serves the newest has the most room: if that is none, nobody has any
         for incarnation in list(self.waiters):
             member = self.members[incarnation]
             if not self._alive(member):
@@ -109,7 +109,7 @@ class Tickets(Transitions):
 
     def _issue(self, member: MemberState) -> TicketState | str:
         """A ticket, or the guard that refuses it."""
-        grant = self._admit(member)
+        grant = self._admit(member.serving)
         if isinstance(grant, str):
             return grant
         if not self._make_space(self.limits.group_bytes):
@@ -131,9 +131,10 @@ class Tickets(Transitions):
         member.owned.add(ordinal)
         return ticket
 
-    def _admit(self, member: MemberState) -> tuple[int, int] | str:
-        """The ordinal the member would get now and the uses it would owe, or the guard that refuses it. Contract, 2."""
-        limits, serving = self.limits, member.serving
+    def _admit(self, serving: Weights | None) -> tuple[int, int] | str:
+        """The ordinal that a collector serving these weights would get now and the uses it would owe, or the guard that
+        refuses it. Contract, 2."""
+        limits = self.limits
         if serving is None or not self.tree.is_ancestor(serving, self.lineage):
             return "no_weights"
         if (ordinal := self._next_to_issue()) is None:
@@ -232,6 +233,6 @@ class Tickets(Transitions):
         waits (stamp). For `status`."""
         found = {}
         for incarnation in self.waiters:
-            refused = self._admit(self.members[incarnation])
+            refused = self._admit(self.members[incarnation].serving)
             found[incarnation] = (refused if isinstance(refused, str) else "turn", self.members[incarnation].asked)
         return found

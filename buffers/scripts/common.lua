@@ -17,6 +17,8 @@ local RETURNED = P .. 'returned' -- zset: ordinals to be issued again, in order
 local ROWS = P .. 'rows' --         zset: every ordinal that has a row in TICKETS, in order
 local ENDED = P .. 'ended' --       zset: terminal ordinal -> version from which on a rewind leaves it as it is
 local LO = P .. 'lo' --             hash: live ordinal -> i|h|l, its lo and the uses it owes: what choosing a batch reads
+local EDGE = P .. 'edge' --         zset: live ordinal -> its lo, to find what leaves the window
+local HELD = P .. 'held' --         zset: held ordinal -> step by which its next use is due, to find what is due first
 local DUES = P .. 'dues' --         hash: due step -> uses that issued and held tickets owe
 local ISSUED = P .. 'issued' --     zset: issued ordinal -> when
 local PROGRESS = P .. 'progress' -- hash: issued ordinal -> its progress count
@@ -24,6 +26,7 @@ local MOVED = P .. 'moved' --       zset: issued ordinal -> when its progress la
 local PAYLOAD = P .. 'payload' --   hash: ordinal:attempt -> the group
 local KEPT = P .. 'kept' --         zset: trained ordinal whose payload is kept for a rewind -> step
 local MEMBERS = P .. 'members' --   hash: incarnation -> member as JSON
+local SERVING = P .. 'serving' --   hash: incarnation -> lineage:version that it serves
 local NAMES = P .. 'names' --       hash: collector name -> incarnation
 local BEATS = P .. 'beats' --       zset: incarnation -> last beat
 local WAITERS = P .. 'waiters' --   zset: incarnation -> order of asking
@@ -191,4 +194,5 @@ local function drop_payload(t)
 end
 local function has_payload(t) return not is_aside(t) and call('HEXISTS', PAYLOAD, payload_field(t)) == 1 end
 
-local function kept_name(ordinal) return string.format('%012d', ordinal) end
+-- Of equal scores a sorted set goes by name: padded, names go by ordinal.
+local function padded(ordinal) return string.format('%012d', ordinal) end

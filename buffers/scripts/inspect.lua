@@ -95,7 +95,7 @@ local function all_stats()
   end
   for _, incarnation in ipairs(call('ZRANGE', WAITERS, 0, -1)) do
     local m = member(incarnation)
-    local ordinal, why = admit(m)
+    local ordinal, why = admit(m.serving)
     refused[#refused + 1] = { m.name, ordinal and 'turn' or why, m.asked }
   end
   local forks, flat = {}, call('HGETALL', FORKS)

@@ -6,8 +6,9 @@ local function fenced(a)
     .. '; it must stop')
 end
 
-local function live_candidates()
-  local ordinals, found = call('ZRANGE', LIVE, 0, -1), {}
+-- What the choice of a batch knows of these live tickets, in their order.
+local function candidates(ordinals)
+  local found = {}
   for from = 1, #ordinals, 1000 do -- unpack is bounded by the Lua stack
     local upto = math.min(from + 999, #ordinals)
     for i, text in ipairs(call('HMGET', LO, unpack(ordinals, from, upto))) do
@@ -18,20 +19,22 @@ local function live_candidates()
   end
   return found
 end
+local function held_candidates(padded_ordinals)
+  local ordinals = {}
+  for i, name in ipairs(padded_ordinals) do ordinals[i] = tonumber(name) end
+  return candidates(ordinals)
+end
 
 local function more_to_come()
   if call('ZCARD', RETURNED) > 0 or call('ZCARD', ISSUED) > 0 then return true end
   return limits.max_tickets == cjson.null or num('next') < limits.max_tickets
 end
 
--- Whether, with this batch gone, everything else can still be trained in time from step V + 1 on.
-local function dues_hold(live, batch)
-  local taken, owed = {}, {}
-  for _, c in ipairs(batch) do taken[c.ordinal] = true end
-  for _, c in ipairs(live) do
-    -- A batch trains each of its tickets once.
-    each_due(c.lo, c.left, taken[c.ordinal] and 1 or 0, function(step) owed[step] = (owed[step] or 0) + 1 end)
-  end
+-- Whether, with this batch gone, everything else can still be trained in time from step V + 1 on. A batch trains each of
+-- its tickets once.
+local function dues_hold(batch)
+  local owed = read_dues(DUES)
+  for _, c in ipairs(batch) do owed[c.first] = owed[c.first] - 1 end
   return due_test(owed, num('version') + 1)
 end
 
@@ -41,36 +44,37 @@ local function head(items, count)
   return first
 end
 
--- Contract 4. Returns the batch, or nil and the tickets waited for.
+-- Contract 4. Returns the batch, or nil and the tickets waited for. Reads what is in sight and what is due, however much
+-- is live.
 local function choose()
-  local V, B, live = num('version'), limits.groups_per_step, live_candidates()
+  local V, B = num('version'), limits.groups_per_step
   local visible = math.max(B, math.floor(limits.lookahead * B))
-  local ready, sight, late = {}, {}, {}
-  for i, c in ipairs(live) do
-    c.now = c.first <= V
-    if not c.held then
-      late[#late + 1] = c.ordinal
-    elseif in_window(c.lo) then
-      ready[#ready + 1] = c
-      if i <= visible or c.now then sight[#sight + 1] = c end
-    end
+  local sight, late, seen = {}, {}, {}
+  local function see(c)
+    if seen[c.ordinal] or not in_window(c.lo) then return end
+    seen[c.ordinal], c.now = true, c.first <= V
+    sight[#sight + 1] = c
   end
+  for _, c in ipairs(candidates(call('ZRANGE', LIVE, 0, visible - 1))) do
+    if c.held then see(c) else late[#late + 1] = c.ordinal end
+  end
+  for _, c in ipairs(held_candidates(call('ZRANGEBYSCORE', HELD, '-inf', V))) do see(c) end
   table.sort(sight, function(x, y)
     if x.now ~= y.now then return x.now end
     return x.ordinal < y.ordinal
   end)
-  local first = head(sight, B)
-  if #first < B and not more_to_come() and #late == 0 and #ready <= B then return ready, late end
+  local first, ready = head(sight, B), call('ZCARD', HELD)
+  if #first < B and ready <= B and not more_to_come() then
+    local rest = held_candidates(call('ZRANGE', HELD, 0, -1))
+    table.sort(rest, function(x, y) return x.ordinal < y.ordinal end)
+    return rest, late
+  end
   local guard = limits.over_age == 'wait'
-  if #first == B and (not guard or dues_hold(live, first)) then return first, late end
-  if guard and #ready >= B then
+  if #first == B and (not guard or dues_hold(first)) then return first, late end
+  if guard and ready >= B then
     -- Oldest-ready-first may fail the test where the earliest dues pass; without this the learner waits for ever.
-    table.sort(ready, function(x, y)
-      if x.first ~= y.first then return x.first < y.first end
-      return x.ordinal < y.ordinal
-    end)
-    local earliest = head(ready, B)
-    if dues_hold(live, earliest) then return earliest, late end
+    local earliest = held_candidates(call('ZRANGE', HELD, 0, B - 1))
+    if dues_hold(earliest) then return earliest, late end
   end
   return nil, late
 end
@@ -198,11 +202,18 @@ end
 
 -- After V moved: what has left the window, and uses that no longer fit before its end or the run's. Under `mask` work in
 -- progress still gets newer tokens, and under `wait` nothing leaves the window.
-local function expire_window(c)
-  local policy = limits.over_age
-  local fit = math.min(due(c.lo), limits.max_steps - 1) - num('version') + 1
-  if fit > 0 and c.left > fit then forfeit(ticket(c.ordinal), 'no_step_left', fit) end
-  if not in_window(c.lo) and policy ~= 'wait' and (c.held or policy ~= 'mask') then over_age(ticket(c.ordinal)) end
+local function expire_window()
+  local policy, V = limits.over_age, num('version')
+  local last = limits.max_steps - V
+  local upto = last < limits.max_uses and '+inf' or V - limits.max_age + limits.max_uses - 2
+  local ordinals = {}
+  for i, n in ipairs(call('ZRANGEBYSCORE', EDGE, '-inf', upto)) do ordinals[i] = tonumber(n) end
+  table.sort(ordinals)
+  for _, c in ipairs(candidates(ordinals)) do
+    local fit = math.min(due(c.lo) - V + 1, last)
+    if fit > 0 and c.left > fit then forfeit(ticket(c.ordinal), 'no_step_left', fit) end
+    if not in_window(c.lo) and policy ~= 'wait' and (c.held or policy ~= 'mask') then over_age(ticket(c.ordinal)) end
+  end
 end
 
 -- V moves: the one place where room is freed, by the version and not by an acknowledgement.
@@ -222,8 +233,8 @@ local function move_to(version, lineage)
         finish_ticket(t, 'stale', 'run_end')
       end
     end
-  elseif limits.over_age ~= 'wait' or limits.max_uses > 1 then
-    for _, c in ipairs(live_candidates()) do expire_window(c) end
+  else
+    expire_window()
   end
   -- Who waits still serves V - 1, and gets V in a moment where every version is published: a ticket issued before that
   -- would be due one step earlier. Its next beat, after the activation or in two seconds, asks again.

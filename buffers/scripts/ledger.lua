@@ -5,7 +5,7 @@ local function settled_rows(limit)
   local found = {}
   if R.phase == 'rewinding' then return found end
   for _, n in ipairs(call('ZRANGEBYSCORE', ENDED, '-inf', R.covered or '0')) do
-    if not call('ZSCORE', KEPT, kept_name(n)) then found[#found + 1] = tonumber(n) end
+    if not call('ZSCORE', KEPT, padded(n)) then found[#found + 1] = tonumber(n) end
   end
   table.sort(found)
   return head(found, limit)
@@ -14,7 +14,7 @@ end
 local function is_settled(ordinal)
   local made = call('ZSCORE', ENDED, ordinal)
   return made and R.phase ~= 'rewinding' and tonumber(made) <= num('covered')
-    and not call('ZSCORE', KEPT, kept_name(ordinal))
+    and not call('ZSCORE', KEPT, padded(ordinal))
 end
 
 -- Those that are not settled stay; those that have left already are passed over.

@@ -25,7 +25,7 @@ local function start_rewind(version)
   for _, incarnation in ipairs(call('HKEYS', MEMBERS)) do
     local m = member(incarnation)
     if m.serving and not is_ancestor(m.serving[1], m.serving[2]) then
-      m.serving = nil
+      serve(m, nil)
       save_member(m)
     end
   end
@@ -106,7 +106,7 @@ local function rewind_group(t)
   if t.state == 'trained' then
     if undone == 0 then return end
     call('HINCRBY', REASONS, 'trained/' .. t.reason, -1)
-    if call('ZREM', KEPT, kept_name(t.ordinal)) == 1 then keep(-t.size) end
+    if call('ZREM', KEPT, padded(t.ordinal)) == 1 then keep(-t.size) end
     call('ZREM', ENDED, t.ordinal)
     set_state(t, 'held')
     t.reason, t.ended_at, t.left = '', nil, 0

@@ -43,7 +43,7 @@ local function use_again(t, attempt, lineage, step)
   end
   if t.ended_at then
     call('HINCRBY', REASONS, t.state .. '/' .. t.reason, -1)
-    if call('ZREM', KEPT, kept_name(t.ordinal)) == 1 then keep(-t.size) end
+    if call('ZREM', KEPT, padded(t.ordinal)) == 1 then keep(-t.size) end
   end
   tell_owner(t)
   leave_live(t)

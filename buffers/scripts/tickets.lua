@@ -31,16 +31,17 @@ local function in_time(served, uses)
   return due_test(owed, num('version') + (R.lease and 1 or 0))
 end
 
--- Contract 2: the ordinal that member m would get now and the uses it would owe; or nil and the guard that refuses.
-local function admit(m)
-  if not m.serving or not is_ancestor(m.serving[1], m.serving[2]) then return nil, 'no_weights' end
+-- Contract 2: the ordinal that a collector serving these weights would get now and the uses it would owe; or nil and the
+-- guard that refuses.
+local function admit(serving)
+  if not serving or not is_ancestor(serving[1], serving[2]) then return nil, 'no_weights' end
   -- Returned tickets first: else a lost collector's live ticket blocks its own re-issue (deadlock at k 0, B 1).
   local ordinal = tonumber(call('ZRANGE', RETURNED, 0, 0)[1])
   if not ordinal then
     ordinal = num('next')
     if limits.max_tickets ~= cjson.null and ordinal >= limits.max_tickets then return nil, 'no_rows' end
   end
-  local V, s, B = num('version'), m.serving[2], limits.groups_per_step
+  local V, s, B = num('version'), serving[2], limits.groups_per_step
   local uses = math.min(limits.max_uses, 1 + limits.max_age - (V - s), limits.max_steps - V)
   if uses < 1 then return nil, 'room' end
   while not in_time(s, uses) do
@@ -55,7 +56,7 @@ local function admit(m)
 end
 
 local function issue(m)
-  local ordinal, uses = admit(m)
+  local ordinal, uses = admit(m.serving)
   if not ordinal or not make_space(limits.group_bytes) then return nil end
   local fresh = ordinal == num('next')
   local t = fresh and new_row(ordinal) or ticket(ordinal)
@@ -73,29 +74,51 @@ local function issue(m)
   return t
 end
 
--- Whatever frees room re-tests the waiting collectors in order. A dead or lagging one consumes nothing and keeps its
--- place; one that serves V and gets nothing ends the round, since nobody has more room. newest_only: see ops.commit.
-local function grant(newest_only)
-  if R.phase ~= 'running' then return end
-  for _, incarnation in ipairs(call('ZRANGE', WAITERS, 0, -1)) do
-    local m, reply = member(incarnation), {}
-    local lagging = not m.serving or m.serving[2] < num('version')
-    if alive(incarnation) and not (newest_only and lagging) then
-      while #reply < m.want do
-        local t = issue(m)
-        if not t then break end
-        reply[#reply + 1] = { t.ordinal, t.attempt }
-      end
-      if #reply > 0 then
-        m.reply = reply
-        save_member(m)
-        call('ZREM', WAITERS, incarnation)
-        wake('tickets:' .. incarnation)
-      elseif m.serving and m.serving[2] >= num('version') then
-        return
-      end
+local function serve(m, serving)
+  m.serving = serving
+  if serving then
+    call('HSET', SERVING, m.incarnation, serving[1] .. ':' .. serving[2])
+  else
+    call('HDEL', SERVING, m.incarnation)
+  end
+end
+
+-- Calls visit(incarnation, "lineage:version" or false) for each waiting collector in order, until it returns true.
+local function each_waiter(visit)
+  local waiters = call('ZRANGE', WAITERS, 0, -1)
+  for from = 1, #waiters, 1000 do -- unpack is bounded by the Lua stack
+    local served = call('HMGET', SERVING, unpack(waiters, from, math.min(from + 999, #waiters)))
+    for i, name in ipairs(served) do
+      if visit(waiters[from + i - 1], name) then return end
     end
   end
+end
+
+-- Whatever frees room re-tests the waiting collectors in order. A dead or lagging one consumes nothing and keeps its
+-- place; one that serves V and gets nothing ends the round, since nobody has more room. newest_only: see `move_to`.
+local function grant(newest_only)
+  if R.phase ~= 'running' or not admit({ num('lineage'), num('version') }) then return end
+  local refused = {} -- what is refused to one is refused to all that serve the same: room only shrinks here
+  each_waiter(function(incarnation, served)
+    if not served or refused[served] then return false end
+    local newest = tonumber(served:match(':(.*)')) >= num('version')
+    if (newest_only and not newest) or not alive(incarnation) then return false end
+    local m, reply = member(incarnation), {}
+    while #reply < m.want do
+      local t = issue(m)
+      if not t then break end
+      reply[#reply + 1] = { t.ordinal, t.attempt }
+    end
+    if #reply == 0 then
+      refused[served] = true
+      return newest
+    end
+    m.reply = reply
+    save_member(m)
+    call('ZREM', WAITERS, incarnation)
+    wake('tickets:' .. incarnation)
+    return false
+  end)
 end
 
 local function owned_in_order(incarnation)
@@ -112,6 +135,7 @@ local function forget(incarnation, why, lost)
   if call('HGET', NAMES, m.name) == incarnation then call('HDEL', NAMES, m.name) end
   call('ZREM', BEATS, incarnation)
   call('ZREM', WAITERS, incarnation)
+  call('HDEL', SERVING, incarnation)
   if R.evaluation_claim == incarnation then
     drop_run('evaluation_claim')
     wake_members()
@@ -228,8 +252,7 @@ function ops.beat(a)
   call('ZADD', BEATS, exact(now), a.incarnation) -- before anything expires: it is here
   expire()
   local m = member(a.incarnation)
-  m.serving = nil
-  if a.serving ~= cjson.null and is_ancestor(a.serving[1], a.serving[2]) then m.serving = a.serving end
+  serve(m, a.serving ~= cjson.null and is_ancestor(a.serving[1], a.serving[2]) and a.serving or nil)
   m.checksum, m.info = a.checksum, a.info
   save_member(m)
   local revoked = {}

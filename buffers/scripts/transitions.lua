@@ -2,9 +2,16 @@
 
 local function is_live(t) return t.state == 'issued' or t.state == 'held' or t.state == 'leased' end
 
--- What the choice of a batch reads of a live ticket.
+-- What is read of a live ticket when a batch is chosen and when V moves, without decoding it.
 local function mark(t)
-  call('HSET', LO, t.ordinal, t.state:sub(1, 1) .. edge_of(t) .. ':' .. t.left)
+  local edge = edge_of(t)
+  call('HSET', LO, t.ordinal, t.state:sub(1, 1) .. edge .. ':' .. t.left)
+  call('ZADD', EDGE, edge, t.ordinal)
+  if t.state == 'held' then
+    call('ZADD', HELD, first_due(t), padded(t.ordinal))
+  else
+    call('ZREM', HELD, padded(t.ordinal))
+  end
 end
 local function read_mark(text)
   local state, lo, left = text:match('^(%a)(%-?%d+):(%d+)$')
@@ -25,6 +32,8 @@ local function leave_live(t)
     hold(-t.size)
   end
   call('ZREM', LIVE, t.ordinal)
+  call('ZREM', EDGE, t.ordinal)
+  call('ZREM', HELD, padded(t.ordinal))
   call('HDEL', LO, t.ordinal)
 end
 
@@ -136,7 +145,7 @@ local function train(t, skipped)
   call('ZADD', ENDED, use[2] + 1, t.ordinal)
   if t.header then remember(key, t.header.reward, t.header.length) end
   if t.header and R.checkpoint and t.header.newest <= num('checkpoint') and has_payload(t) then
-    call('ZADD', KEPT, use[2], kept_name(t.ordinal))
+    call('ZADD', KEPT, use[2], padded(t.ordinal))
     keep(t.size)
   else
     drop_payload(t)
@@ -169,7 +178,7 @@ end
 
 local function drop_kept(ordinal)
   local t = ticket(ordinal)
-  call('ZREM', KEPT, kept_name(ordinal))
+  call('ZREM', KEPT, padded(ordinal))
   keep(-t.size)
   drop_payload(t)
   t.size = 0
