@@ -15,6 +15,7 @@ from asyncrl.buffers.audit import audit
 from asyncrl.buffers.base import BufferError, Limits, TicketRow
 from asyncrl.learners import ledger as ledgers
 from asyncrl.learners.ledger import move_settled
+from asyncrl.learners.recovery import recover
 from asyncrl.staleness import Weights
 from tests.buffer.acts import joins, limits, starts, takes
 from tests.buffer.whole_steps import steps
@@ -132,6 +133,49 @@ async def test_a_run_that_begins_again_voids_what_had_moved(make_buffer: Any, tm
     report = await audit(buffer, archive)
     assert report.problems == []
     assert report.stats.archived == {"trained/trained": 2}
+
+
+@pytest.mark.asyncio
+async def test_every_use_of_a_ticket_is_in_its_row(make_buffer: Any, tmp_path: Path) -> None:
+    lims = limits(2, 1, group_bytes=1 << 14, max_bytes=1 << 20, max_uses=2)
+    buffer, archive = await make_buffer(lims), Archive(tmp_path)
+    await starts(buffer, lims)
+    await run_to(buffer, archive, 1, 0, 5)
+    assert await checkpoints(buffer, archive, 1, 5, oldest=Weights(1, 4)) == 2
+    await starts(buffer, lims, Weights(1, 4))
+    await run_to(buffer, archive, 2, 4, 6)
+    assert await problems(buffer, archive) == []
+    uses = archive.ledger.table(lambda weights: True)["uses"].to_pylist()
+    assert uses[1] == [{"lineage": 1, "version": 2}, {"lineage": 1, "version": 3}]
+
+    third = archive.groups(Weights(1, 3))
+    archive.write(2, 4, third)  # negative control
+    found = await problems(buffer, archive)
+    assert any(problem.startswith("ticket 1 is trained 3 times in the surviving weights") for problem in found)
+
+
+@pytest.mark.asyncio
+async def test_a_store_that_lost_everything_is_told_of_tickets_that_had_moved_as_well(
+    make_buffer: Any, tmp_path: Path
+) -> None:
+    buffer, archive = await make_buffer(LIMITS), Archive(tmp_path)
+    await starts(buffer, LIMITS)
+    member = await joins(buffer, "bad", Weights(1, 0))
+    (ticket,) = await takes(buffer, member, 0, want=1)
+    await buffer.fail(member, ticket.ordinal, 0, kind="data", reason="row_error", tokens=0, seconds=0.0)
+    await run_to(buffer, archive, 1, 0, 4)
+    assert await checkpoints(buffer, archive, 1, 4, oldest=Weights(1, 3)) == 4
+
+    empty = await make_buffer(LIMITS)
+    await recover(empty, archive, forks={1: (0, 0)}, own=Weights(1, 4))
+    await starts(empty, LIMITS, Weights(1, 4))
+    assert await problems(empty, archive) == []
+    await run_to(empty, archive, 2, 4, 7)  # ticket 0, which had failed, is generated again
+    assert await checkpoints(empty, archive, 2, 7, oldest=Weights(2, 6)) > 0
+    report = await audit(empty, archive)
+    assert report.problems == []
+    assert report.trained is not None
+    assert report.trained.uses[0] == [Weights(2, 4)]
 
 
 @pytest.mark.asyncio
