@@ -1,8 +1,11 @@
 """A run without a model: the real store, the real collector process, the real buffer, and a learner that only waits.
 
-The learner leases, lets the nominal step time pass, commits and announces weights that are only a name; the collector's
-engine lets the time of log-normal lengths pass. What remains is what asyncrl itself does with time, to be compared
-with `pipeline_model` on the very same lengths, slots and steps.
+The learner leases, lets the nominal step time pass, archives, commits and announces weights that are only a name; the
+collector's engine lets the time of log-normal lengths pass. What remains is what asyncrl itself does with time, to be
+compared with `pipeline_model` on the very same lengths, slots and steps.
+
+What was lost, trained and masked is recomputed from the archive's parts and the ledger's rows; lengths are a function
+of seed, ticket and member.
 """
 
 from __future__ import annotations
@@ -11,18 +14,23 @@ import asyncio
 import sys
 import time
 from asyncio.subprocess import Process
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 
-from asyncrl.benchmarks.pipeline_model import Pipeline
-from asyncrl.buffers.base import Buffer, Lease, Limits, State
-from asyncrl.buffers.store import Store
+from asyncrl.benchmarks.pipeline_model import Outcome, Pipeline, group_length
+from asyncrl.buffers.archive import Archive
+from asyncrl.buffers.base import Buffer, Lease, Limits, State, TicketRow
+from asyncrl.buffers.server import EmbeddedServer
+from asyncrl.buffers.store import Store, open_store
 from asyncrl.config import recipe as recipes
 from asyncrl.config.identity import recipe_hash
-from asyncrl.schema import decode, max_group_bytes, version_range
+from asyncrl.schema import decode, max_group_bytes
 from asyncrl.staleness import Weights, age
+
+RUN = "simulated"
 
 MEAN_TOKENS = 20.0
 """A length in tokens is only a size here; few keep the work of encoding small beside what is measured."""
@@ -35,27 +43,24 @@ STEPS_BEYOND = 12
 stragglers; the model has no end."""
 
 JOIN_LIMIT_S = 120.0  # the collector process imports, connects and joins
-STEP_LIMIT_S = 60.0  # one step, two hundred times what it should take
+STEP_LIMIT_S = 120.0  # one step, many times what the slowest should take
 END_LIMIT_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """The same numbers as `pipeline_model.Outcome`, from a real run. Ages are of the oldest token of each group."""
+    """The same numbers as `pipeline_model.Outcome`, of a real run, and the seconds it took."""
 
-    efficiency: float
-    mean_age: float
-    max_age: int
-    lost: float
+    outcome: Outcome
     wall_s: float
 
 
-async def observe(store: Store, setting: Pipeline, *, name: str, step_s: float, log: Path) -> Observed:
-    """Run one setting as run `name` in `store`; `step_s` seconds are one step. The collector's messages go to `log`.
+async def observe(setting: Pipeline, *, step_s: float, folder: Path) -> Observed:
+    """Run one setting on a store of its own in the new `folder`; `step_s` seconds are one step.
 
     Raises TimeoutError, naming what did not come, and RuntimeError if the collector ended early.
     """
-    recipe = recipe_of(setting, name=name, step_s=step_s)
+    recipe = recipe_of(setting, step_s=step_s)
     limits = Limits(
         max_age=setting.k,
         groups_per_step=setting.B,
@@ -64,20 +69,20 @@ async def observe(store: Store, setting: Pipeline, *, name: str, step_s: float, 
         lookahead=setting.lookahead,
         group_bytes=max_group_bytes(setting.G, round(LONGEST * MEAN_TOKENS)),
     )
-    buffer = await store.create_run(
-        name, recipe=recipes.to_builtins(recipe), recipe_hash=recipe_hash(recipe), limits=limits
-    )
-    try:
-        async with _collector(store.url, name, log) as process:
-            return await _train(buffer, setting, step_s=step_s, process=process)
-    finally:
-        await buffer.close()
+    async with EmbeddedServer(folder) as server, _connected(server.url) as store:
+        buffer = await store.create_run(
+            RUN, recipe=recipes.to_builtins(recipe), recipe_hash=recipe_hash(recipe), limits=limits
+        )
+        archive = Archive(folder / "archive")
+        async with _collector(store.url, folder / "collector.log") as process:
+            rows, wall_s = await _train(buffer, archive, setting, step_s=step_s, process=process)
+    return Observed(judge(archive, rows, setting, efficiency=setting.steps * step_s / wall_s), wall_s)
 
 
-def recipe_of(setting: Pipeline, *, name: str, step_s: float) -> recipes.Recipe:
+def recipe_of(setting: Pipeline, *, step_s: float) -> recipes.Recipe:
     """The recipe of a setting. The engine's time per token makes a group last c steps on average."""
     return recipes.Recipe(
-        run=recipes.Run(name=name, max_steps=setting.steps + STEPS_BEYOND, seed=setting.seed),
+        run=recipes.Run(name=RUN, max_steps=setting.steps + STEPS_BEYOND, seed=setting.seed),
         buffer=recipes.Buffer(max_trajectory_age=setting.k, over_age=setting.policy, lookahead=setting.lookahead),
         collector=recipes.Collector(
             engine=recipes.SimulatedEngine(
@@ -92,10 +97,49 @@ def recipe_of(setting: Pipeline, *, name: str, step_s: float) -> recipes.Recipe:
     )
 
 
+def judge(archive: Archive, rows: Sequence[TicketRow], setting: Pipeline, *, efficiency: float) -> Outcome:
+    """What was trained, by the archive's parts, and what else became of the tickets, by the ledger's rows. (Of a
+    trained ticket the ledger is not asked: its last step may not be committed yet.)"""
+    ages: list[int] = []
+    trained: list[int] = []
+    tokens = masked = 0
+    for step in archive.parts():
+        for group in archive.groups(step):
+            sampled = group["versions"].flatten().to_numpy()[group["loss_mask"].flatten().to_numpy() == 1]
+            of_tokens = [age(step.version, version) for version in sampled.tolist()]
+            kept = [n for n in of_tokens if n <= setting.k] if setting.policy == "mask" else of_tokens
+            trained.append(group["ticket"][0].as_py())
+            ages.append(max(kept))
+            tokens += len(of_tokens)
+            masked += len(of_tokens) - len(kept)
+    lost = [row.ordinal for row in rows if row.state in (State.STALE, State.FAILED)]
+    length = {row.ordinal: group_length(setting, row.ordinal) for row in rows}
+    mean_trained = fmean(length[ticket] for ticket in trained)
+    return Outcome(
+        efficiency=efficiency,
+        mean_age=fmean(ages),
+        max_age=max(ages),
+        lost=len(lost) / (len(lost) + len(trained)),
+        length_ratio=mean_trained / fmean(length.values()),
+        lost_length_ratio=fmean(length[ticket] for ticket in lost) / mean_trained if lost else None,
+        masked=masked / tokens,
+        attempts=fmean(row.attempt + 1 for row in rows),
+    )
+
+
 @asynccontextmanager
-async def _collector(url: str, name: str, log: Path) -> AsyncIterator[Process]:
+async def _connected(url: str) -> AsyncIterator[Store]:
+    store = await open_store(url)
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+@asynccontextmanager
+async def _collector(url: str, log: Path) -> AsyncIterator[Process]:
     """A collector process by the command a person would type; ended with the context at the latest."""
-    command = [sys.executable, "-m", "asyncrl.cli.main", "collector", "--buffer", url, "--run", name]
+    command = [sys.executable, "-m", "asyncrl.cli.main", "collector", "--buffer", url, "--run", RUN]
     with log.open("wb") as output:
         process = await asyncio.create_subprocess_exec(*command, stdout=output, stderr=output)
     try:
@@ -113,36 +157,31 @@ async def _collector(url: str, name: str, log: Path) -> AsyncIterator[Process]:
             await process.wait()
 
 
-async def _train(buffer: Buffer, setting: Pipeline, *, step_s: float, process: Process) -> Observed:
-    """The learner. Time runs from the first ticket to the last commit, by the clock both processes share."""
+async def _train(
+    buffer: Buffer, archive: Archive, setting: Pipeline, *, step_s: float, process: Process
+) -> tuple[list[TicketRow], float]:
+    """The learner. Returns the ledger while the last step is made, before which nothing more can be lost, and the
+    seconds from the first ticket to the last commit, by the clock both processes share."""
+    loop = asyncio.get_running_loop()
     lineage = await buffer.new_lineage(parent=None, limits=buffer.limits)
     await _announce(buffer, Weights(lineage, 0))
-    began = 0.0
-    ages: list[int] = []
-    ended = 0.0
+    began = ended = 0.0
+    rows: list[TicketRow] = []
     for step in range(setting.steps):
         lease = await _lease(buffer, lineage, step, process=process)
-        due = asyncio.get_running_loop().time() + step_s  # fetching and checking lie within the step, as in training
-        for payload in await buffer.payloads(lease):
-            group = decode(payload)
-            ages.append(age(step, version_range(group)[0]))
-            if step == 0:
-                issued = float(group["issued"][0].as_py())
-                began = min(began or issued, issued)
-        await asyncio.sleep(due - asyncio.get_running_loop().time())
+        due = loop.time() + step_s  # fetching, checking and archiving lie within the step, as in training
+        groups = [decode(payload) for payload in await buffer.payloads(lease)]
+        if step == 0:
+            began = min(float(group["issued"][0].as_py()) for group in groups)
+        await asyncio.to_thread(archive.write, lineage, step, groups)
+        if step == setting.steps - 1:
+            _, rows = await buffer.snapshot()
+        await asyncio.sleep(due - loop.time())
         await buffer.commit(lineage, step)
         ended = time.time()
         await _announce(buffer, Weights(lineage, step + 1))
-    states = (await buffer.stats()).states
     await buffer.finish()
-    lost = states[State.STALE] + states[State.FAILED]
-    return Observed(
-        efficiency=setting.steps * step_s / (ended - began),
-        mean_age=sum(ages) / len(ages),
-        max_age=max(ages),
-        lost=lost / (lost + states[State.TRAINED]),
-        wall_s=ended - began,
-    )
+    return rows, ended - began
 
 
 async def _announce(buffer: Buffer, weights: Weights) -> None:

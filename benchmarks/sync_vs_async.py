@@ -10,18 +10,15 @@ the model says of age 4.
 
 from __future__ import annotations
 
-import asyncio
 import tempfile
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
+from asyncrl.benchmarks.compared import compare
 from asyncrl.benchmarks.frame import Measured, Row, Say, Target
 from asyncrl.benchmarks.pipeline_model import Pipeline, simulate
 from asyncrl.benchmarks.runs import train
-from asyncrl.benchmarks.simulated import observe
 from asyncrl.buffers.base import OverAge
-from asyncrl.buffers.server import EmbeddedServer
-from asyncrl.buffers.store import open_store
 
 OF_MODEL = 0.9
 """Share of the model's efficiency that the real pipeline must reach: the model has no costs at all."""
@@ -35,7 +32,7 @@ def measure(*, quick: bool, say: Say) -> Measured:
     """Rows of both parts, told apart by `part`. quick: ages 0 and 1 of (a); a smaller pipeline at fewer ages of (b)."""
     with tempfile.TemporaryDirectory(prefix="asyncrl-bench-") as folder:
         # (b) first: the model's processes of (a) may still give their memory back while the next part starts.
-        simulated, control = asyncio.run(simulated_rows(Path(folder), quick=quick, say=say))
+        simulated, control = simulated_rows(Path(folder), quick=quick, say=say)
         tiny = tiny_rows(Path(folder), ages=(0, 1) if quick else (0, 1, 2, 4), say=say)
     return Measured(
         rows=[*tiny, *simulated, control], targets=[*tiny_targets(tiny), *simulated_targets(simulated, control)]
@@ -87,41 +84,17 @@ def tiny_targets(rows: list[Row]) -> list[Target]:
 # --- (b) the simulated engine -----------------------------------------------------------------------------------------
 
 
-async def simulated_rows(folder: Path, *, quick: bool, say: Say) -> tuple[list[Row], Row]:
+def simulated_rows(folder: Path, *, quick: bool, say: Say) -> tuple[list[Row], Row]:
     """One row per policy and age, and the control."""
-    base = Pipeline(k=0, B=8, steps=40) if quick else Pipeline(k=0, B=32, steps=60)
-    step_s = 0.25 if quick else 0.3
+    base = Pipeline(k=0, B=8, steps=15) if quick else Pipeline(k=0, steps=40)
     ages = (0, 1, 4) if quick else (0, 1, 2, 4, 8)
-    async with EmbeddedServer(folder / "store") as server:
-        store = await open_store(server.url)
-        try:
-
-            async def row(setting: Pipeline, kind: str) -> Row:
-                name = f"bench-{kind}-{setting.policy}-{setting.k}"
-                found = await observe(store, setting, name=name, step_s=step_s, log=folder / f"{name}.log")
-                model = simulate(setting)
-                result = {
-                    "part": kind,
-                    "policy": setting.policy,
-                    "k": setting.k,
-                    **asdict(found),
-                    "model_efficiency": model.efficiency,
-                    "model_mean_age": model.mean_age,
-                    "model_lost": model.lost,
-                    "model_efficiency_group_slots": simulate(replace(setting, holder="group")).efficiency,
-                    "of_model": found.efficiency / model.efficiency,
-                }
-                say(
-                    f"{kind}, {setting.policy}, age {setting.k}: efficiency {found.efficiency:.3f}, "
-                    f"model {model.efficiency:.3f}, oldest {found.max_age}, lost {found.lost:.1%}"
-                )
-                return result
-
-            rows = [await row(replace(base, policy=policy, k=k), "simulated") for policy in POLICIES for k in ages]
-            control = await row(replace(base, policy="wait", k=UNBOUND), "control")
-        finally:
-            await store.close()
-    return rows, control
+    settings = [replace(base, policy=policy, k=k) for policy in POLICIES for k in ages]
+    control = replace(base, policy="wait", k=UNBOUND)
+    rows = compare([*settings, control], folder=folder / "simulated", say=say)
+    for row, setting in zip(rows, [*settings, control], strict=True):
+        row["part"] = "control" if setting is control else "simulated"
+        row["model_efficiency_group_slots"] = simulate(replace(setting, holder="group")).efficiency
+    return rows[:-1], rows[-1]
 
 
 def simulated_targets(rows: list[Row], control: Row) -> list[Target]:

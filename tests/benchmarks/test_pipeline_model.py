@@ -34,7 +34,7 @@ def test_it_reproduces_published_numbers(
 @given(
     k=st.integers(0, 5),
     c=st.sampled_from([0.5, 1.0, 2.0]),
-    policy=st.sampled_from(["wait", "drop"]),
+    policy=st.sampled_from(["wait", "drop", "mask", "requeue"]),
     holder=st.sampled_from(["member", "group"]),
     B=st.integers(1, 6),
     G=st.integers(1, 4),
@@ -53,3 +53,20 @@ def test_a_member_that_ends_frees_its_slot_for_the_next_group() -> None:
     slow = replace(few, c=2.0)
     for setting in (few, slow):
         assert simulate(setting).efficiency >= simulate(replace(setting, holder="group")).efficiency
+
+
+def test_masking_loses_tokens_where_dropping_loses_groups() -> None:
+    drop = Pipeline(k=1, c=2.0, B=8, steps=100, policy="drop")
+    dropped, masked = simulate(drop), simulate(replace(drop, policy="mask"))
+    assert dropped.lost > 0.05
+    assert (dropped.masked, masked.lost) == (0, pytest.approx(0, abs=0.01))
+    assert masked.masked > 0.01
+    assert masked.length_ratio > dropped.length_ratio  # long answers are trained as well
+
+
+def test_requeueing_starts_groups_again_before_it_gives_them_up() -> None:
+    drop = Pipeline(k=1, c=1.0, B=8, steps=100, policy="drop")
+    dropped, requeued = simulate(drop), simulate(replace(drop, policy="requeue"))
+    assert dropped.attempts == 1
+    assert requeued.attempts > 1.03
+    assert requeued.lost < dropped.lost
