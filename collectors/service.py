@@ -171,6 +171,7 @@ class Session:
             on_change=self._weights_changed,
         )
         self.scored = 0
+        self.scoring: dict[str, float] = {}  # request -> when its score was asked for, monotonic seconds
         self.failures: Counter[str] = Counter()  # members by verifier failure, tickets and puts by outcome
         self.moved_at = time.monotonic()  # when there was last something to do: tickets, weights, an evaluation
         self.wrong: asyncio.Future[None] = asyncio.get_running_loop().create_future()  # a group's task raised
@@ -290,12 +291,7 @@ class Session:
             "weights_paused_s": sum(host.engine.paused_s for host in self.fleet.hosts),
             "weights_error": self.updates.error,
             "staging": list(self.updates.staging) if self.updates.staging else None,
-            "waits": waits_of(
-                self.fleet,
-                self.updates,
-                deadline_s=self.recipe.weights.deadline_s,
-                still_limit_s=self.recipe.collector.group_timeout_s,
-            ),
+            "waits": waits_of(self.recipe, self.fleet, self.updates, scoring=self.scoring.values()),
             "pid": os.getpid(),
             "host": socket.gethostname(),
             "running_groups": len(self.groups),
@@ -395,9 +391,13 @@ class Session:
             if not may_miss:
                 raise TicketEnded("infrastructure", ABORTED)
             failure = ABORTED
-        score, at = await scored(
-            self.scorer, prompt, completion, ticket=group.ticket.ordinal, member=request.member, failure=failure
-        )
+        self.scoring[request.id] = time.monotonic()
+        try:
+            score, at = await scored(
+                self.scorer, prompt, completion, ticket=group.ticket.ordinal, member=request.member, failure=failure
+            )
+        finally:
+            del self.scoring[request.id]
         group.rewards.append(score.reward)
         self.scored += 1
         if score.failure:

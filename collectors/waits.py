@@ -6,21 +6,23 @@ What it waits for in the store (an admissible ticket) the store knows by itself.
 from __future__ import annotations
 
 import time
+from collections.abc import Collection
 from typing import TypedDict
 
 from asyncrl.collectors.fleet import Fleet
 from asyncrl.collectors.updates import Updates
+from asyncrl.config.recipe import Recipe
 
 STILL_S = 5.0
-"""An engine with work that made no token for so long is named. Shorter pauses are ordinary: weights, a long prompt."""
+"""An engine that made no token, or a score that is not there, for so long is named. Shorter pauses are ordinary."""
 
 Wait = TypedDict("Wait", {"for": str, "since": float, "by": str})
 """As in a beat's `info`: what is waited for; since when, unix seconds; who or what ends the wait."""
 
 
-def waits_of(fleet: Fleet, updates: Updates, *, deadline_s: float, still_limit_s: float) -> list[Wait]:
-    """Everything that holds work up now; [] while the collector works. deadline_s: of a transfer of weights.
-    still_limit_s: after which an engine that makes no token is started again."""
+def waits_of(recipe: Recipe, fleet: Fleet, updates: Updates, *, scoring: Collection[float]) -> list[Wait]:
+    """Everything that holds work up now; [] while the collector works. scoring: when each score that is not there yet
+    was asked for, monotonic seconds."""
     now, here = time.time(), time.monotonic()
     found: list[Wait] = []
 
@@ -34,7 +36,7 @@ def waits_of(fleet: Fleet, updates: Updates, *, deadline_s: float, still_limit_s
             add(what, updates.holding_since, "this collector's engines, which answer it")
         else:
             what = f"the weights of lineage {lineage} version {version} to arrive"
-            add(what, updates.staging_since, f"their transport, within {deadline_s:.0f} s")
+            add(what, updates.staging_since, f"their transport, within {recipe.weights.deadline_s:.0f} s")
     elif updates.error:
         add(f"weights that it can take: {updates.error}", updates.failed_since, "the learner, which publishes the next")
     elif fleet.oldest is None and not any(host.failed for host in fleet.hosts):
@@ -45,5 +47,8 @@ def waits_of(fleet: Fleet, updates: Updates, *, deadline_s: float, still_limit_s
             add(what, host.failed_since, "this collector, which starts it again")
         elif (still := host.still_s(here)) > STILL_S:
             what = f"a token of engine {host.engine.name}, which has {len(host.decoding)} requests"
-            add(what, here - still, f"the engine; it is started again after {still_limit_s:.0f} s")
+            add(what, here - still, f"the engine; it is started again after {recipe.collector.group_timeout_s:.0f} s")
+    if scoring and here - min(scoring) > STILL_S:
+        what = f"{len(scoring)} scores"
+        add(what, min(scoring), f"the verifiers, within {recipe.collector.score_timeout_s:.0f} s of work each")
     return found

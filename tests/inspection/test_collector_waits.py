@@ -1,0 +1,105 @@
+"""What a collector says it waits for, one thing at a time."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from asyncrl.buffers.base import Limits
+from asyncrl.buffers.memory import MemoryBuffer
+from asyncrl.collectors.engines.simulated import SimulatedEngine
+from asyncrl.collectors.fleet import Fleet
+from asyncrl.collectors.updates import Updates
+from asyncrl.collectors.waits import STILL_S, waits_of
+from asyncrl.config.recipe import Recipe
+from asyncrl.staleness import Weights
+from asyncrl.weights.base import StagedWeights
+
+RECIPE = Recipe()
+
+
+class Collector:
+    """A collector's fleet and updates, without the tasks that move them."""
+
+    def __init__(self) -> None:
+        def engine() -> SimulatedEngine:
+            return SimulatedEngine("c0/0", slots=4, token_s=0.01, mean_tokens=10.0, cv=1.0, seed=0)
+
+        async def nothing() -> None:
+            return None
+
+        self.fleet = Fleet([engine])
+        buffer = MemoryBuffer("r", Limits(max_age=1, groups_per_step=2, max_steps=9))
+        self.updates = Updates(self.fleet, buffer, kv="keep", deadline_s=120.0, store_limit_s=9.0, on_change=nothing)
+        self.scoring: list[float] = []
+
+    async def serve(self) -> None:
+        (host,) = self.fleet.hosts
+        await host.engine.start()
+        await host.engine.stage(StagedWeights(Weights(1, 3), {}, {}, "ab"))
+        await host.engine.activate("keep")
+
+    def waits(self) -> list[tuple[str, float, str]]:
+        now = time.time()
+        found = waits_of(RECIPE, self.fleet, self.updates, scoring=self.scoring)
+        return [(wait["for"], round(now - wait["since"]), wait["by"]) for wait in found]
+
+
+@pytest.fixture
+def collector() -> Collector:
+    return Collector()
+
+
+@pytest.mark.asyncio
+async def test_a_collector_that_serves_and_works_waits_for_nothing(collector):
+    await collector.serve()
+    assert collector.waits() == []
+
+
+@pytest.mark.asyncio
+async def test_one_without_weights_waits_for_a_learner(collector):
+    collector.updates.began -= 70
+    assert collector.waits() == [("weights, of which none were announced", 70, "a learner")]
+
+
+@pytest.mark.asyncio
+async def test_weights_on_their_way_refused_or_held_up_by_an_evaluation_are_named(collector):
+    await collector.serve()
+    updates = collector.updates
+    updates.staging, updates.staging_since = Weights(1, 4), time.monotonic() - 20
+    assert collector.waits() == [("the weights of lineage 1 version 4 to arrive", 20, "their transport, within 120 s")]
+    updates.holding_since = time.monotonic() - 7
+    assert collector.waits() == [
+        ("the end of an evaluation, to serve lineage 1 version 4", 7, "this collector's engines, which answer it")
+    ]
+    updates.staging = updates.holding_since = None
+    updates.error, updates.failed_since = "checksum differs", time.monotonic() - 3
+    assert collector.waits() == [
+        ("weights that it can take: checksum differs", 3, "the learner, which publishes the next")
+    ]
+
+
+@pytest.mark.asyncio
+async def test_an_engine_that_failed_or_makes_no_token_is_named(collector):
+    await collector.serve()
+    (host,) = collector.fleet.hosts
+    host.decoding.add("request")
+    assert collector.waits() == [], "a short pause is ordinary"
+    host._moved_at -= STILL_S + 15
+    assert collector.waits() == [
+        ("a token of engine c0/0, which has 1 requests", 20, "the engine; it is started again after 300 s")
+    ]
+    collector.fleet.fail(host, host.engine, "out of memory")
+    assert collector.waits() == [
+        ("engine c0/0, which failed: out of memory", 0, "this collector, which starts it again")
+    ]
+
+
+@pytest.mark.asyncio
+async def test_scores_that_do_not_come_are_named(collector):
+    await collector.serve()
+    collector.scoring = [time.monotonic() - 1, time.monotonic() - 2]
+    assert collector.waits() == []
+    collector.scoring.append(time.monotonic() - 30)
+    assert collector.waits() == [("3 scores", 30, "the verifiers, within 10 s of work each")]
