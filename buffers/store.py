@@ -90,11 +90,16 @@ def refuse_public(url: str) -> None:
 
 
 class Store:
-    """One connection pool to one server, with the scripts loaded."""
+    """Connections to one server, with the scripts loaded.
 
-    def __init__(self, url: str, client: Redis) -> None:
+    `mailbox` is a client that gives up with its connection: what was popped over one that broke is lost, and to pop
+    again would mean to sleep until the next deadline.
+    """
+
+    def __init__(self, url: str, client: Redis, mailbox: Redis) -> None:
         self.url = url
         self.client = client
+        self.mailbox = mailbox
         self.script = script_text()
         self.sha = ""
 
@@ -182,6 +187,7 @@ class Store:
 
     async def close(self) -> None:
         await self.client.aclose()
+        await self.mailbox.aclose()
 
 
 def answer_of(raw: bytes | str) -> Any:
@@ -234,9 +240,11 @@ async def open_store(url: str) -> Store:
         if option not in URL_OPTIONS:
             raise BufferError(f"store {shown(url)}: ?{option}= is unknown; it may have {', '.join(URL_OPTIONS)}")
     refuse_public(url)
-    retry = Retry(ExponentialBackoff(cap=1.0, base=0.05), RETRIES)
-    client = Redis.from_url(url, socket_timeout=None, socket_connect_timeout=CONNECT_S, retry=retry)
-    store = Store(url, client)
+    retries = (Retry(ExponentialBackoff(cap=1.0, base=0.05), RETRIES), Retry(ExponentialBackoff(), 0))
+    client, mailbox = (
+        Redis.from_url(url, socket_timeout=None, socket_connect_timeout=CONNECT_S, retry=retry) for retry in retries
+    )
+    store = Store(url, client, mailbox)
     try:
         await _check(url)
         await store.load()
