@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
+from redis import exceptions
 from redis.exceptions import NoScriptError, RedisError
 
 from asyncrl.buffers.base import (
@@ -37,6 +38,7 @@ from asyncrl.staleness import Weights
 
 FETCH_GROUPS = 16  # groups a read: replies of several MB at once are slower than a few in turn
 SILENCE_S = 5.0  # beyond its own limit, after which a pop that did not return is given up and simply made again
+BROKEN_S = 0.05  # before looking again after a wait whose connection broke: the question itself has patience
 REWIND_WAIT_S = 1.0  # a rewind in progress answers "retry"; its end wakes the member earlier
 
 
@@ -111,15 +113,17 @@ class RedisBuffer:
 
     async def _wait(self, box: str, seconds: float) -> None:
         """Until something is put into the mailbox, at most `seconds`. The server bounds the pop; the timeout around it
-        bounds a server that no longer answers."""
+        bounds a server that no longer answers. With a connection that breaks, what it popped is lost: look again."""
         if seconds <= 0:
             return
         key = f"{self.prefix}:mail:{box}"
         try:
             async with asyncio.timeout(seconds + SILENCE_S):
-                await self.store.client.blpop([key], timeout=max(0.01, seconds))
+                await self.store.mailbox.blpop([key], timeout=max(0.01, seconds))
         except TimeoutError:
             return
+        except exceptions.ConnectionError:
+            await asyncio.sleep(min(seconds, BROKEN_S))
         except RedisError as error:
             raise self.store.failure(f"waiting on {box}", error) from error
 
