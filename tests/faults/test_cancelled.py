@@ -22,7 +22,7 @@ LIMIT_S = 60.0
 TICKS = 40
 """Turns of the event loop within which a call ends or is cancelled: an answer takes about ten to twenty."""
 
-SEEDS = 20
+SEEDS = 8
 
 REPEATED_AS_ANOTHER = ("new_lineage", "create_run")
 """A start has no identity: made again it is another start."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
 from dataclasses import asdict
 from typing import Any
 
@@ -19,6 +20,7 @@ from tests.faults.proxy import Fault, every_other, proxied
 NewRun = Callable[[Store, Limits], Awaitable[RedisBuffer]]
 
 LIMIT_S = 60.0
+WAKE_S = 5.0  # where a wake-up takes milliseconds
 OPERATIONS = (
     "join",
     "new_lineage",
@@ -163,3 +165,49 @@ async def test_without_the_identity_of_a_request_its_repetition_is_another_one(
         found, _ = await disturbed(server_url, new_run, operation, Fault.LOST, guard)
     assert found != reference
     assert then in str(found[0])
+
+
+async def woken(url: str, new_run: NewRun, *, again: bool) -> int:
+    """The ticket that a collector gets whose wake-up is lost with its connection. `again`: it then goes on waiting,
+    which nothing would end for half a minute: the next deadline is that of a silent collector."""
+    one = limits(0, 1)
+    async with AsyncExitStack() as stack:
+        proxy = await stack.enter_async_context(proxied(url, every_other("BLPOP", Fault.LOST)))
+        direct, store = await open_store(url), await open_store(proxy.url)
+        for opened in (direct, store):
+            stack.push_async_callback(opened.close)
+        if again:
+            store.mailbox = store.client
+        buffer = await new_run(direct, one)
+        waiting = RedisBuffer(store, buffer.run, one, recipe={})
+        serving = Weights(await buffer.new_lineage(parent=None, limits=one), 0)
+        await buffer.announce(serving, {"transport": "none"})
+        a, b = Member("a", "a"), Member("b", "b")
+        for member in (a, b):
+            await buffer.join(member, {})
+            await buffer.beat(member, serving=serving, checksum="", progress={}, info={})
+        (ticket,) = await buffer.tickets(a, seq=0, want=1, wait_s=0.0)
+        asked = asyncio.ensure_future(waiting.tickets(b, seq=0, want=1, wait_s=LIMIT_S))
+        stack.callback(asked.cancel)
+        for _ in range(100):
+            if await direct.client.zcard(f"{buffer.prefix}:waiters"):
+                break
+            await asyncio.sleep(0.05)
+        await buffer.fail(a, ticket.ordinal, ticket.attempt, kind="data", reason="bad", tokens=0, seconds=0.0)
+        async with asyncio.timeout(WAKE_S):
+            (granted,) = await asyncio.shield(asked)
+        assert proxy.suffered[Fault.LOST] == 1
+        return granted.ordinal
+
+
+@pytest.mark.faults
+@pytest.mark.asyncio
+async def test_a_wake_up_that_is_lost_is_asked_after_at_once(server_url: str, new_run: NewRun) -> None:
+    assert await woken(server_url, new_run, again=False) == 1
+
+
+@pytest.mark.faults
+@pytest.mark.asyncio
+async def test_a_wait_that_is_made_again_instead_sleeps_on(server_url: str, new_run: NewRun) -> None:
+    with pytest.raises(TimeoutError):
+        await woken(server_url, new_run, again=True)
