@@ -37,11 +37,11 @@ POINTS: Mapping[str, tuple[str, ...]] = {
 }
 """Phase -> its points, of processes that end themselves."""
 
-SABOTAGE: Mapping[str, str] = {"undo-nothing": "true", "undo-everything": "false"}
-"""Negative controls: what replaces the question whether a ticket's training survived, by (lineage, step)."""
+GUARD = "is_ancestor(u[1], u[2] + 1)"
+"""In the scripts, where a new lineage asks of each use of a group whether the weights it made survive."""
 
-GUARD = "is_ancestor(t.trained[1], t.trained[2] + 1)"
-"""In the scripts, where a new lineage decides which tickets were trained by weights that are dead now."""
+SABOTAGE: Mapping[str, str] = {"undo-nothing": "true", "undo-everything": "false"}
+"""Negative controls: what replaces that question, whose answer is by (lineage, step)."""
 
 
 def reach(point: str) -> None:
