@@ -23,6 +23,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -85,6 +86,10 @@ ROW_BYTES = 8192
 the bytes reserved with a ticket are a bound and not a guess."""
 FIXED_BYTES = 8192  # the schema message, the batch's header and the padding of its buffers: about 5 KB
 _ROW = pa.struct(list(SCHEMA)[len(TOKEN_COLUMNS) :])  # the columns that are not per token
+_CHECKED = (  # those of them that `_check` looks at, beside the spans
+    *("ticket", "attempt", "member", "segment", "lineage", "prompt_length", "turn_offsets", "turn_rewards"),
+    *("finish_reason", "task", "row_id", "info"),
+)
 _SCHEMA_MESSAGE = SCHEMA.serialize().to_pybytes()  # a stream begins with it
 _END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 
@@ -147,24 +152,49 @@ def to_batch(group: Group) -> pa.RecordBatch:
     Raises ValueError for per-token arrays of another dtype or of different lengths, and for unknown sampling keys:
     those would give a batch whose buffers say something else than the group did.
     """
-    return pa.RecordBatch.from_arrays(list(_columns(group).values()), schema=SCHEMA)
+    return pa.RecordBatch.from_arrays(list(_arrays(*_plain(group)).values()), schema=SCHEMA)
 
 
-def _columns(group: Group) -> dict[str, pa.Array]:
-    """The columns of `SCHEMA`, in its order."""
+def _plain(group: Group) -> tuple[dict[str, NDArray[Any]], NDArray[np.int32], list[tuple[Any, ...]]]:
+    """The group out of Arrow: per-token columns back to back, where each row starts in them (and, at the end, where the
+    last one ends), and the rows' values in the columns of `_ROW`."""
     rows = group.trajectories
     if not rows:
         raise ValueError(f"group of ticket {group.ticket} has no trajectory: fail the ticket instead")
     if unknown := set(group.sampling) - set(_SAMPLING):
         raise ValueError(f"sampling has {sorted(unknown)}; the record knows {sorted(_SAMPLING)}")
+    for n, row in enumerate(rows):
+        shape = row.token_ids.shape
+        for name, (_, dtype) in TOKEN_COLUMNS.items():
+            values = getattr(row, name)
+            if values.dtype != dtype or values.shape != shape or values.ndim != 1:
+                raise ValueError(
+                    f"row {n}, column {name}: {values.dtype}{list(values.shape)}; "
+                    f"must be {dtype}{list(shape)}, one entry per token"
+                )
+    starts = np.zeros(len(rows) + 1, dtype=np.int32)
+    np.cumsum([len(row.token_ids) for row in rows], out=starts[1:])
+    tokens = {name: np.concatenate([getattr(row, name) for row in rows]) for name in TOKEN_COLUMNS}
     sampling = tuple(group.sampling.get(name, neutral) for name, (_, neutral) in _SAMPLING.items())
-    # One conversion for all columns: a call for each costs more than the conversion of a group's few rows.
-    values = pa.array([_row_values(group, row, sampling) for row in rows], type=_ROW)
-    return dict(zip(SCHEMA.names, (*_token_columns(rows), *values.flatten()), strict=True))
+    return tokens, starts, [_row_values(group, row, sampling) for row in rows]
+
+
+def _arrays(
+    tokens: Mapping[str, NDArray[Any]], starts: NDArray[np.int32], rows: Sequence[tuple[Any, ...]]
+) -> dict[str, pa.Array]:
+    """The columns of `SCHEMA`, in its order, of what `_plain` returns. The per-token ones share one offsets buffer."""
+    shared = pa.py_buffer(starts)
+    columns = []
+    for name, (kind, _) in TOKEN_COLUMNS.items():
+        items = pa.Array.from_buffers(kind, len(tokens[name]), [None, pa.py_buffer(tokens[name])])
+        columns.append(pa.ListArray.from_buffers(pa.list_(kind), len(rows), [None, shared], children=[items]))
+    # One conversion for all other columns: a call for each costs more than the conversion of a group's few rows.
+    columns += pa.array(rows, type=_ROW).flatten()
+    return dict(zip(SCHEMA.names, columns, strict=True))
 
 
 def _row_values(group: Group, row: Trajectory, sampling: tuple[float | int, ...]) -> tuple[Any, ...]:
-    """What stands in the columns after the per-token ones, in the order of `SCHEMA`."""
+    """What stands in the columns of `_ROW`, in its order."""
     return (
         group.ticket,
         group.attempt,
@@ -193,38 +223,19 @@ def _row_values(group: Group, row: Trajectory, sampling: tuple[float | int, ...]
     )
 
 
-def _token_columns(rows: Sequence[Trajectory]) -> list[pa.Array]:
-    """The four per-token columns, each from one concatenated buffer, all on the same offsets buffer."""
-    for n, row in enumerate(rows):
-        shape = row.token_ids.shape
-        for name, (_, dtype) in TOKEN_COLUMNS.items():
-            values = getattr(row, name)
-            if values.dtype != dtype or values.shape != shape or values.ndim != 1:
-                raise ValueError(
-                    f"row {n}, column {name}: {values.dtype}{list(values.shape)}; "
-                    f"must be {dtype}{list(shape)}, one entry per token"
-                )
-    offsets = np.zeros(len(rows) + 1, dtype=np.int32)
-    np.cumsum([len(row.token_ids) for row in rows], out=offsets[1:])
-    shared = pa.py_buffer(offsets)
-    columns = []
-    for name, (kind, _) in TOKEN_COLUMNS.items():
-        values = np.concatenate([getattr(row, name) for row in rows])
-        items = pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values)])
-        columns.append(pa.ListArray.from_buffers(pa.list_(kind), len(rows), [None, shared], children=[items]))
-    return columns
-
-
 def encode(group: Group) -> bytes:
     """Arrow IPC stream: schema with `schema_version` in its metadata, one record batch.
 
     Raises ValueError for a group that `decode` would refuse, or that is larger than `max_group_bytes` promises.
     """
-    columns = _columns(group)
-    _check_columns(columns, np.zeros(1, np.int64))
+    tokens, starts, rows = _plain(group)
+    columns = _arrays(tokens, starts, rows)
+    _check_nulls(columns)
+    # From what is at hand: getting it back out of Arrow takes twice as long as checking it.
+    _check(tokens, starts, dict(zip(_ROW.names, zip(*rows, strict=True), strict=True)), [0] * len(rows))
     batch = pa.RecordBatch.from_arrays(list(columns.values()), schema=SCHEMA)
     payload = b"".join((_SCHEMA_MESSAGE, batch.serialize(), _END_OF_STREAM))
-    bound = TOKEN_BYTES * len(columns["token_ids"].values) + batch.num_rows * ROW_BYTES + FIXED_BYTES
+    bound = TOKEN_BYTES * len(tokens["token_ids"]) + len(rows) * ROW_BYTES + FIXED_BYTES
     if len(payload) > bound:
         raise ValueError(
             f"group of ticket {group.ticket} takes {len(payload)} bytes, the bound is {bound}: "
@@ -378,30 +389,43 @@ def _check_memory(batch: pa.RecordBatch) -> None:
 
 
 def _check_columns(columns: Mapping[str, pa.Array], firsts: NDArray[np.int64]) -> None:
-    """What `validate` refuses beyond Arrow's own rules, which a batch made here cannot break. firsts [groups]: where
-    each group's first row is."""
+    """What `validate` refuses beyond Arrow's own rules. firsts [groups]: where each group's first row is."""
+    _check_nulls(columns)
+    starts = _starts(columns["token_ids"])
+    for name in TOKEN_COLUMNS:
+        if np.count_nonzero(_starts(columns[name]) != starts):
+            found, wanted = np.diff(_starts(columns[name])), np.diff(starts)
+            n = int(np.argmax(found != wanted))
+            raise ValueError(f"row {n}, column {name}: {found[n]} entries, token_ids has {wanted[n]}")
+    tokens = {name: _entries(columns[name]).to_numpy() for name in TOKEN_COLUMNS}
+    values = {name: columns[name].to_pylist() for name in _CHECKED}
+    spans = _entries(columns["spans"])
+    numbers = (spans.field(name).to_numpy().tolist() for name in ("lineage", "version", "start", "end"))
+    flat = list(zip(*numbers, spans.field("checksum").to_pylist(), strict=True))
+    values["spans"] = [flat[start:end] for start, end in pairwise(_starts(columns["spans"]).tolist())]
+    _check(tokens, starts, values, np.repeat(firsts, np.diff(firsts, append=len(starts) - 1)).tolist())
+
+
+def _check_nulls(columns: Mapping[str, pa.Array]) -> None:
     for name, column in columns.items():
         if column.null_count:
             raise ValueError(f"row {int(np.argmax(column.is_null()))}, column {name}: null")
         if _has_inner_null(column):
             raise ValueError(f"column {name}: a null inside")
-    starts = _check_tokens(columns)
-    rows = len(starts) - 1
-    first_of = np.repeat(firsts, np.diff(firsts, append=rows)).tolist()
-    _check_rows(columns, starts, first_of)
-    _check_spans(columns, starts, first_of)
 
 
 def _has_inner_null(column: pa.Array) -> bool:
     """Whether a list or struct holds a null. A map may: an unscored reward part is one."""
     if pa.types.is_list(column.type):
-        if not column.values.null_count and not pa.types.is_struct(column.type.value_type):
-            return False  # of all that the column's buffers hold, hence of what its rows hold
-        entries = _entries(column)
-        return bool(entries.null_count) or _has_inner_null(entries)
+        # All that its buffers hold comes first: mostly there is no null, and what the rows hold is a part of it.
+        return _has_null(column.values) and _has_null(_entries(column))
     if pa.types.is_struct(column.type):
         return any(column.field(at).null_count for at in range(column.type.num_fields))
     return False
+
+
+def _has_null(array: pa.Array) -> bool:
+    return bool(array.null_count) or _has_inner_null(array)
 
 
 def check_schema(schema: pa.Schema, *, version: bool = True) -> None:
@@ -440,58 +464,59 @@ def _starts(column: pa.ListArray) -> NDArray[np.int32]:
     return starts
 
 
-def _check_tokens(columns: Mapping[str, pa.Array]) -> NDArray[np.int32]:
-    """Returns where each row starts and, at the end, the last one ends: int32 [rows + 1], from 0."""
-    starts = _starts(columns["token_ids"])
-    lengths = starts[1:] - starts[:-1]
-    for name in TOKEN_COLUMNS:
-        if np.count_nonzero(_starts(columns[name]) != starts):
-            other = np.diff(_starts(columns[name]))
-            n = int(np.argmax(other != lengths))
-            raise ValueError(f"row {n}, column {name}: {other[n]} entries, token_ids has {lengths[n]}")
-    tokens, mask, logprobs, versions = (_entries(columns[name]).to_numpy() for name in TOKEN_COLUMNS)
+def _check(
+    tokens: Mapping[str, NDArray[Any]],
+    starts: NDArray[np.int32],
+    values: Mapping[str, Sequence[Any]],
+    first_of: Sequence[int],
+) -> None:
+    """The record's rules. tokens, starts: as `_plain` returns them; values: by column, those of `_CHECKED` and the
+    spans; first_of [rows]: the first row of each row's group."""
+    _check_tokens(tokens, starts, np.array(values["prompt_length"]))
+    _check_rows(values, (starts[1:] - starts[:-1]).tolist(), first_of)
+    _check_spans(values, tokens["versions"], starts, first_of)
 
-    def refuse(wrong: NDArray[np.bool_], column: str, values: NDArray[Any], why: str) -> None:
+
+def _check_tokens(tokens: Mapping[str, NDArray[Any]], starts: NDArray[np.int32], prompts: NDArray[np.int64]) -> None:
+    def refuse(wrong: NDArray[np.bool_], column: str, why: str) -> None:
         if np.count_nonzero(wrong):
             at = int(np.argmax(wrong))
             n = int(np.searchsorted(starts, at, side="right")) - 1
-            raise ValueError(f"row {n}, column {column}: {values[at]} at position {at - starts[n]}; {why}")
+            raise ValueError(f"row {n}, column {column}: {tokens[column][at]} at position {at - starts[n]}; {why}")
 
-    refuse(mask > 1, "loss_mask", mask, "must be 0 or 1")
+    mask, versions = tokens["loss_mask"], tokens["versions"]
+    refuse(mask > 1, "loss_mask", "must be 0 or 1")
     sampled = mask == 1
-    refuse(tokens < 0, "token_ids", tokens, "must be >= 0")
-    refuse(sampled == (versions < 0), "versions", versions, "must be >= 0 exactly where the mask is 1")
-    refuse(versions < -1, "versions", versions, "must be -1 where the mask is 0")
-    refuse((logprobs != 0) & ~sampled, "logprobs", logprobs, "must be 0 where the mask is 0")
-    prompts = columns["prompt_length"].to_numpy()
+    refuse(tokens["token_ids"] < 0, "token_ids", "must be >= 0")
+    refuse(sampled == (versions < 0), "versions", "must be >= 0 exactly where the mask is 1")
+    refuse(versions < -1, "versions", "must be -1 where the mask is 0")
+    refuse((tokens["logprobs"] != 0) & ~sampled, "logprobs", "must be 0 where the mask is 0")
+    lengths = starts[1:] - starts[:-1]
     if np.count_nonzero(wrong := (prompts < 0) | (prompts > lengths) | (lengths == 0)):
         n = int(np.argmax(wrong))
         raise ValueError(f"row {n}, column prompt_length: {prompts[n]} in a sequence of {lengths[n]} tokens")
-    in_prompt = np.arange(len(mask)) < np.repeat(starts[:-1] + prompts, lengths)
-    refuse(sampled & in_prompt, "loss_mask", mask, "must be 0 on the prompt")
-    return starts
+    in_prompt = np.arange(len(mask)) < (starts[:-1] + prompts).repeat(lengths)
+    refuse(sampled & in_prompt, "loss_mask", "must be 0 on the prompt")
 
 
-def _check_rows(columns: Mapping[str, pa.Array], starts: NDArray[np.int32], first_of: list[int]) -> None:
-    """first_of [rows]: the first row of each row's group."""
-    lengths = np.diff(starts).tolist()
+def _check_rows(values: Mapping[str, Sequence[Any]], lengths: Sequence[int], first_of: Sequence[int]) -> None:
     for name in ("ticket", "attempt", "lineage", "task", "row_id"):
-        values = columns[name].to_pylist()
-        for n, value in enumerate(values):
-            if value != values[first_of[n]]:
-                wanted = f"row {first_of[n]} has {values[first_of[n]]}"
+        column = values[name]
+        for n, (value, first) in enumerate(zip(column, first_of, strict=True)):
+            if value != column[first]:
+                wanted = f"row {first} has {column[first]}"
                 raise ValueError(f"row {n}, column {name}: {value}, but {wanted}; a group is one ticket")
     seen: set[tuple[int, int, int]] = set()
     names = ("member", "segment", "finish_reason", "turn_offsets", "turn_rewards", "info")
     for n, (member, segment, finish, offsets, rewards, info) in enumerate(
-        zip(*(columns[name].to_pylist() for name in names), strict=True)
+        zip(*(values[name] for name in names), strict=True)
     ):
         if (first_of[n], member, segment) in seen:
             raise ValueError(f"row {n}, column member: member {member} segment {segment} a second time")
         seen.add((first_of[n], member, segment))
         if finish not in FINISH_REASONS:
             raise ValueError(f"row {n}, column finish_reason: {finish!r}; must be one of {', '.join(FINISH_REASONS)}")
-        if offsets and (offsets != sorted(offsets) or offsets[0] < 0 or offsets[-1] > lengths[n]):
+        if offsets and (list(offsets) != sorted(offsets) or offsets[0] < 0 or offsets[-1] > lengths[n]):
             raise ValueError(f"row {n}, column turn_offsets: {offsets}; must ascend within 0..{lengths[n]}")
         if rewards and len(rewards) != len(offsets):
             raise ValueError(f"row {n}, column turn_rewards: {len(rewards)} rewards for {len(offsets)} turns")
@@ -499,39 +524,33 @@ def _check_rows(columns: Mapping[str, pa.Array], starts: NDArray[np.int32], firs
             raise ValueError(f"row {n}, column info: {info[:40]!r}; must be a JSON object")
 
 
-def _check_spans(columns: Mapping[str, pa.Array], starts: NDArray[np.int32], first_of: list[int]) -> None:
-    """first_of [rows]: the first row of each row's group."""
-    versions = _entries(columns["versions"]).to_numpy()
+def _check_spans(
+    values: Mapping[str, Sequence[Any]],
+    versions: NDArray[np.int32],
+    starts: NDArray[np.int32],
+    first_of: Sequence[int],
+) -> None:
     named = np.full_like(versions, -1)  # by the spans
-    entries = _entries(columns["spans"])
-    firsts, lasts, span_versions, lineages = (
-        entries.field(name).to_numpy().tolist() for name in ("start", "end", "version", "lineage")
-    )
-    bounds = _starts(columns["spans"]).tolist()
-    at = starts.tolist()
+    bounds = starts.tolist()
     newest: dict[int, tuple[int, int]] = {}  # by first row: (lineage, version)
-    for n, first_row in enumerate(first_of):
-        end, length = 0, at[n + 1] - at[n]
-        for span in range(bounds[n], bounds[n + 1]):
-            first, last = firsts[span], lasts[span]
+    for n, (first_row, spans) in enumerate(zip(first_of, values["spans"], strict=True)):
+        end, length = 0, bounds[n + 1] - bounds[n]
+        for lineage, version, first, last, _ in spans:
             if not end <= first < last <= length:
                 raise ValueError(f"row {n}, column spans: [{first}, {last}) after {end} of {length}")
-            named[at[n] + first : at[n] + last] = span_versions[span]
-            weights = (lineages[span], span_versions[span])
-            newest[first_row] = max(newest.get(first_row, weights), weights)
+            named[bounds[n] + first : bounds[n] + last] = version
+            newest[first_row] = max(newest.get(first_row, (lineage, version)), (lineage, version))
             end = last
     if np.count_nonzero(wrong := (versions >= 0) & (versions != named)):
-        position = int(np.argmax(wrong))
-        n = int(np.searchsorted(starts, position, side="right")) - 1
-        row = slice(at[n], at[n + 1])
-        sampled, covered = versions[row] >= 0, named[row] >= 0
-        if named[position] < 0:
-            counts = f"{np.count_nonzero(sampled & covered)} of {np.count_nonzero(sampled)}"
+        at = int(np.argmax(wrong))
+        n = int(np.searchsorted(starts, at, side="right")) - 1
+        row = slice(bounds[n], bounds[n + 1])
+        sampled = versions[row] >= 0
+        if named[at] < 0:
+            counts = f"{np.count_nonzero(sampled & (named[row] >= 0))} of {np.count_nonzero(sampled)}"
             raise ValueError(f"row {n}, column spans: cover {counts} sampled tokens")
-        where = f"the span at position {position - at[n]} says version {named[position]}"
-        raise ValueError(f"row {n}, column spans: {where}, the token has {versions[position]}")
-    own = columns["lineage"].to_numpy()
+        where = f"the span at position {at - bounds[n]} says version {named[at]}"
+        raise ValueError(f"row {n}, column spans: {where}, the token has {versions[at]}")
     for first_row, (lineage, _) in newest.items():
-        if lineage != own[first_row]:
-            wrong_row = f"row {first_row}, column lineage: {own[first_row]}"
-            raise ValueError(f"{wrong_row}, but the newest span is of lineage {lineage}")
+        if lineage != (own := values["lineage"][first_row]):
+            raise ValueError(f"row {first_row}, column lineage: {own}, but the newest span is of lineage {lineage}")
