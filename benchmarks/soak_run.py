@@ -117,7 +117,9 @@ class SoakRun:
         command = [sys.executable, "-m", "asyncrl.cli.main", "buffer", "audit", str(self.folder)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=HANG_S, check=False)
         problems = [line for line in done.stdout.splitlines() if line.startswith("PROBLEM")]
-        return "; ".join(problems) if done.returncode == 0 or problems else (done.stdout + done.stderr)[-500:]
+        if problems:
+            return f"{len(problems)} problems, the first: {problems[0].removeprefix('PROBLEM ')}"
+        return "" if done.returncode == 0 else (done.stdout + done.stderr)[-500:]
 
     def steps(self, count: int) -> None:
         """Wait for `count` more steps. Raises Hung when the next one does not come, Ended if the run has ended."""
