@@ -128,8 +128,13 @@ def test_a_run_whose_collector_was_killed_ends_with_the_table_though_it_had_move
 def test_weights_that_are_never_published_are_named(begin, cli, tmp_path):
     recipe = convert(
         {
-            "run": {"name": "unpublished"},
-            "collector": {"engine": {"type": "simulated", "slots": 8}, "group_size": 2},
+            "run": {"name": "unpublished", "no_progress_s": 20.0},
+            "collector": {
+                "engine": {"type": "simulated", "slots": 8},
+                "group_size": 2,
+                "group_timeout_s": 5.0,
+                "score_timeout_s": 2.0,
+            },
             "learner": {"groups_per_step": 2},
         }
     )
@@ -148,7 +153,7 @@ def test_weights_that_are_never_published_are_named(begin, cli, tmp_path):
 
     try:
         asyncio.run(create())
-        begin("collector", "--buffer", server.url, "--run", "unpublished", "--name", "c0")
+        collector = begin("collector", "--buffer", server.url, "--run", "unpublished", "--name", "c0")
 
         def shown() -> str:
             said = cli("status", "--buffer", server.url, "--run", "unpublished")
@@ -156,7 +161,12 @@ def test_weights_that_are_never_published_are_named(begin, cli, tmp_path):
             return said.stdout
 
         until(lambda: "weights, of which none were announced" in shown(), within=60)
-        assert any(line.startswith("c0 ") and line.endswith("a learner") for line in shown().splitlines())
-        assert "learner          never started" in shown()
+        found = shown()
+        assert any(line.startswith("c0 ") and line.endswith("a learner") for line in found.splitlines()), found
+        assert "learner          never started" in found
+        _, err = collector.communicate(timeout=80)
+        assert collector.returncode == 1, err
+        assert "nothing to do for 2" in err
+        assert "c0   weights, of which none were announced" in err
     finally:
         asyncio.run(server.stop())
