@@ -14,6 +14,7 @@ from asyncrl.buffers.archive import Archive
 from asyncrl.buffers.audit import audit
 from asyncrl.buffers.base import Buffer, MemberStats, Waiting
 from asyncrl.collectors.engines import simulated
+from asyncrl.collectors.engines.base import Completion, Request
 from tests.faults.runs import begin, collecting, recipe_of, to_the_end
 
 pytestmark = pytest.mark.faults
@@ -62,6 +63,51 @@ async def test_without_the_deadline_the_learner_waits_for_it_by_name(server_url:
         await buffer.finish()
     assert isinstance(found, Waiting)
     assert ENDLESS in found.for_ordinals
+
+
+@pytest.fixture
+def hung(monkeypatch: pytest.MonkeyPatch) -> list[simulated.SimulatedEngine]:
+    """The first engine of c0 hangs from ticket 2 on: it takes requests and makes no token, while its process beats."""
+    generate, found = simulated.SimulatedEngine.generate, []
+
+    async def generate_or_hang(self: simulated.SimulatedEngine, request: Request) -> Completion:
+        if self.name.startswith("c0/") and request.ticket >= 2 and found in ([], [self]):
+            found[:] = [self]
+            await asyncio.Event().wait()
+        return await generate(self, request)
+
+    monkeypatch.setattr(simulated.SimulatedEngine, "generate", generate_or_hang)
+    return found
+
+
+@pytest.mark.asyncio
+async def test_an_engine_that_hangs_behind_a_live_heartbeat_is_started_again(
+    server_url: str, tmp_path: Path, hung: list[simulated.SimulatedEngine]
+) -> None:
+    archive = Archive(tmp_path / "archive")
+    limit = {"group_timeout_s": DEADLINE_S, "score_timeout_s": DEADLINE_S / 2}
+    async with collecting(server_url, recipe_of("hung", steps=STEPS, collector=limit)) as buffer:
+        await to_the_end(buffer, archive, await begin(buffer))
+        report = await audit(buffer, archive)
+    assert hung
+    assert report.problems == []
+    assert report.stats.version == STEPS
+    assert report.stats.lost == {}, "its tickets were generated again"
+    assert report.stats.returns["infrastructure"] > 0
+
+
+@pytest.mark.asyncio
+async def test_without_the_limit_its_heartbeat_would_keep_the_learner_waiting(
+    server_url: str, tmp_path: Path, hung: list[simulated.SimulatedEngine]
+) -> None:
+    archive = Archive(tmp_path / "archive")
+    async with collecting(server_url, recipe_of("hung-control", steps=STEPS)) as buffer:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(2 * DEADLINE_S):
+                await to_the_end(buffer, archive, await begin(buffer))
+        assert {member.name for member in (await buffer.stats()).members if member.alive} == {"c0", "c1"}
+        await buffer.finish()
+    assert hung
 
 
 START_S = 60.0  # a collector process imports, connects and joins
