@@ -43,7 +43,7 @@ class Generation:
 
     @property
     def next_uniform(self) -> float:
-        return float(self._uniforms[len(self.tokens)])
+        return self._uniforms.item(len(self.tokens))
 
     @property
     def cached(self) -> list[int]:

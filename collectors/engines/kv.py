@@ -107,7 +107,7 @@ class SlotCache(Cache):
         holes = [row for row in range(left) if row in gone]
         movers = [row for row in range(left, self.rows) if row not in gone]
         for layer in self.slot_layers:
-            layer.wipe(sorted(gone))
+            layer.wipe(sorted(gone), self.end - self.width, self.end)
             layer.move(movers, holes, self.end - self.width, self.end)
         order = list(range(left))
         for hole, mover in zip(holes, movers, strict=True):
@@ -171,8 +171,9 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
             self.keys[into, :, start:end] = self.keys[from_, :, start:end]
             self.values[into, :, start:end] = self.values[from_, :, start:end]
 
-    def wipe(self, rows: Sequence[int]) -> None:
-        """Zero rows that end: one that ended because its numbers were NaN must not leave them for the next one."""
+    def wipe(self, rows: Sequence[int], start: int, end: int) -> None:
+        """Zero rows that end: one that ended because its numbers were NaN must not leave them for the next one. All
+        that a row holds lies within the window."""
         index = torch.tensor(rows, device=self.keys.device)
-        self.keys.index_fill_(0, index, 0.0)
-        self.values.index_fill_(0, index, 0.0)
+        self.keys[:, :, start:end].index_fill_(0, index, 0.0)
+        self.values[:, :, start:end].index_fill_(0, index, 0.0)

@@ -12,8 +12,10 @@ import math
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import Any
 
 import torch
@@ -271,14 +273,11 @@ class _DecodeThread(threading.Thread):
         self._on_finished = on_finished
         self._on_end = on_end
         self._queue: dict[str, Generation] = {}  # waiting for a slot, first come first served
-        self._inbox: list[_Command] = []
-        self._news = threading.Condition()
+        self._inbox: SimpleQueue[_Command] = SimpleQueue()
 
     def put(self, command: _Command) -> None:
         """Hand over a command; it is looked at before the next decode step."""
-        with self._news:
-            self._inbox.append(command)
-            self._news.notify()
+        self._inbox.put(command)
 
     def run(self) -> None:
         cause: BaseException | None = None
@@ -318,11 +317,11 @@ class _DecodeThread(threading.Thread):
     def _take(self) -> list[_Command]:
         """All commands at hand. With nothing to decode it sleeps without a limit: every event that could change that
         (submit, abort, activate, close) comes through `put`, which wakes it."""
-        with self._news:
-            while not self._inbox and not self.decoder.running and not self._queue:
-                self._news.wait()
-            commands, self._inbox = self._inbox, []
-            return commands
+        commands = [] if self.decoder.running or self._queue else [self._inbox.get()]
+        with suppress(Empty):
+            while True:
+                commands.append(self._inbox.get_nowait())
+        return commands
 
     def _abort(self, ids: frozenset[str]) -> list[Generation]:
         aborted = [self._queue.pop(id) for id in ids if id in self._queue]
