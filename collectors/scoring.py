@@ -12,10 +12,9 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
 
 from asyncrl import schema
 from asyncrl.buffers.base import FailKind, GroupHeader, Ticket
@@ -109,20 +108,19 @@ async def scored(
 
 def trajectory(prompt: Prompt, request: Request, completion: Completion, score: Score, scored_at: float) -> Trajectory:
     """The training row of one answer: the prompt, then every sampled token with the weights that sampled it."""
-    start, sampled = len(prompt.token_ids), len(completion.token_ids)
-
-    def behind_prompt(values: ArrayLike, fill: float, dtype: type) -> NDArray[Any]:
-        column: NDArray[Any] = np.empty(start + sampled, dtype=dtype)
-        column[:start], column[start:] = fill, values
-        return column
-
-    token_ids = behind_prompt(completion.token_ids, 0, np.int32)
-    token_ids[:start] = prompt.token_ids
+    start, length = len(prompt.token_ids), len(prompt.token_ids) + len(completion.token_ids)
+    token_ids = np.array((*prompt.token_ids, *completion.token_ids.tolist()), dtype=np.int32)
+    loss_mask = np.zeros(length, dtype=np.uint8)
+    loss_mask[start:] = 1
+    logprobs = np.zeros(length, dtype=np.float32)
+    logprobs[start:] = completion.logprobs
+    versions = np.full(length, -1, dtype=np.int32)
+    versions[start:] = completion.versions
     return Trajectory(
         token_ids=token_ids,
-        loss_mask=behind_prompt(1, 0, np.uint8),
-        logprobs=behind_prompt(completion.logprobs, 0.0, np.float32),
-        versions=behind_prompt(completion.versions, -1, np.int32),
+        loss_mask=loss_mask,
+        logprobs=logprobs,
+        versions=versions,
         member=request.member,
         prompt_length=start,
         spans=tuple(VersionSpan(s.weights, start + s.start, start + s.end, s.checksum) for s in completion.spans),
@@ -196,7 +194,8 @@ def hand_over(
 ) -> tuple[GroupHeader, bytes]:
     """What the store must know of a finished group, and its payload. Raises ValueError if the group is too large or the
     engine broke the record's rules (`schema.validate`)."""
-    newest = max((span.weights for row in trajectories for span in row.spans), default=ticket.issued_for)
+    spans = {span.weights for row in trajectories for span in row.spans}
+    newest = max(spans, default=ticket.issued_for)
     group = Group(
         ticket=ticket.ordinal,
         attempt=ticket.attempt,
@@ -211,20 +210,19 @@ def hand_over(
         trajectories=trajectories,
     )
     payload = schema.encode(group)
-    batch = schema.decode(payload, check=False)  # views into the payload: no second pass over it
-    oldest, newest_version = schema.version_range(batch)
-    tokens = schema.sampled_tokens(batch)
+    versions = np.concatenate([row.versions for row in trajectories])
+    versions = versions[versions >= 0]  # of the sampled tokens, as `encode` made sure
     header = GroupHeader(
         ordinal=ticket.ordinal,
         attempt=ticket.attempt,
         weights=newest,
-        oldest=oldest,
-        newest=newest_version,
-        spans=schema.span_weights(batch),
-        tokens=tokens,
+        oldest=int(versions.min()),
+        newest=int(versions.max()),
+        spans=tuple(sorted(spans)),
+        tokens=len(versions),
         seconds=seconds,
         digest=schema.digest(payload),
         reward=mean_reward(row.reward for row in trajectories),
-        length=tokens / len(trajectories),
+        length=len(versions) / len(trajectories),
     )
     return header, payload
