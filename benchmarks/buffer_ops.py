@@ -1,0 +1,414 @@
+"""`buffer`: what the buffer's guarantees cost against bare GET and SET, and what stays flat however long a run is.
+
+1. put, and lease with its groups, against SET and GET of the same bytes by the same client on the same server, turn by
+   turn; and against a bare socket that speaks the protocol itself.
+2. Each operation with few and with very many tickets behind it, and with few and many live ones.
+3. From a put to the learner that waited for it, against a socket that only echoes.
+4. From payloads to packed tensors, against a copy of the same bytes.
+
+Control: rows that never leave for the archive make the store's memory grow with every ticket.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import tempfile
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+from statistics import median, quantiles
+from typing import Any
+
+import numpy as np
+import uvloop
+
+from asyncrl.benchmarks.echo import EchoServer
+from asyncrl.benchmarks.frame import Measured, Row, Say, Target
+from asyncrl.buffers.base import GroupHeader, Limits, Member, Ticket
+from asyncrl.buffers.remote import RedisBuffer
+from asyncrl.buffers.server import EmbeddedServer
+from asyncrl.buffers.store import Store, open_store
+from asyncrl.schema import Group, Trajectory, VersionSpan, decode_all, digest, encode, pack
+from asyncrl.staleness import Weights
+
+MEMBERS = 8
+LENGTHS = (200, 1_000, 8_000, 32_000)  # tokens of a member
+TRANSFER_TARGETS = {8_000: 0.6, 32_000: 0.85}
+FLAT = 1.5
+WAKE_S = 0.003
+ASSEMBLY = 0.5
+FILL = 5_000  # tickets an operation adds while the past is made
+SMALL_BYTES = 16_384  # more than a group of eight tokens a member takes
+GONE_BYTES, STAYING_BYTES = 2.0, 100.0  # per past ticket: archived, and not
+
+
+def measure(*, quick: bool, say: Say) -> Measured:
+    """Rows: one per group size, one per number of tickets, wake-up, assembly (quick: less of each)."""
+    with (
+        tempfile.TemporaryDirectory(prefix="asyncrl-bench-") as folder,
+        asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
+    ):
+        return runner.run(_measure(Path(folder), quick=quick, say=say))
+
+
+async def _measure(folder: Path, *, quick: bool, say: Say) -> Measured:
+    async with EmbeddedServer(folder) as server:
+        store = await open_store(server.url)
+        try:
+            bench = _Bench(store, say)
+            await bench.transfers(LENGTHS[:3] if quick else LENGTHS, turns=15 if quick else 60)
+            await bench.flatness(past=20_000 if quick else 1_000_000, live=10_000 if quick else 100_000)
+            await bench.wake_up(Path(folder), turns=100 if quick else 1_000)
+            bench.assembly(groups=16)
+            return Measured(rows=bench.rows, targets=bench.targets)
+        finally:
+            await store.close()
+
+
+class _Run:
+    """One run of the buffer and its one collector."""
+
+    def __init__(self, buffer: RedisBuffer, lineage: int) -> None:
+        self.buffer, self.lineage = buffer, lineage
+        self.member = Member("bench", "1")
+        self.seq = count()
+        self.step = 0
+        self.work: deque[Ticket] = deque()  # issued, oldest first
+
+    @classmethod
+    async def start(cls, store: Store, name: str, limits: Limits) -> _Run:
+        buffer = await store.create_run(name, recipe={}, recipe_hash=name, limits=limits)
+        run = cls(buffer, await buffer.new_lineage(parent=None, limits=limits))
+        await buffer.join(run.member, {})
+        await run.serve(0)
+        return run
+
+    async def serve(self, version: int) -> None:
+        weights = Weights(self.lineage, version)
+        await self.buffer.beat(self.member, serving=weights, checksum="", progress={}, info={})
+
+    async def tickets(self, want: int) -> list[Ticket]:
+        return await self.buffer.tickets(self.member, seq=next(self.seq), want=want, wait_s=0.0)
+
+    def header(self, ticket: Ticket, payload: bytes) -> GroupHeader:
+        served = ticket.issued_for
+        return GroupHeader(
+            ordinal=ticket.ordinal,
+            attempt=ticket.attempt,
+            weights=served,
+            oldest=served.version,
+            newest=served.version,
+            spans=(served,),
+            tokens=MEMBERS,
+            seconds=1.0,
+            digest=digest(payload),
+            length=1.0,
+        )
+
+
+class _Bench:
+    def __init__(self, store: Store, say: Say) -> None:
+        self.store, self.say = store, say
+        self.rows: list[Row] = []
+        self.targets: list[Target] = []
+
+    # --- 1 ------------------------------------------------------------------------------------------------------------
+
+    async def transfers(self, lengths: tuple[int, ...], *, turns: int) -> None:
+        for length in lengths:
+            row = await self._transfer(length, turns)
+            self.rows.append(row)
+            self.say(
+                f"{row['bytes'] / 1e3:,.0f} KB: put {row['put_ms']:.2f} ms, {row['put_of_set']:.2f} of SET; lease "
+                f"{row['lease_ms']:.2f} ms, {row['lease_of_get']:.2f} of GET; {row['put_of_socket']:.2f} and "
+                f"{row['lease_of_socket']:.2f} of a bare socket"
+            )
+            if target := TRANSFER_TARGETS.get(length):
+                for what, value in (("put against SET", row["put_of_set"]), ("lease against GET", row["lease_of_get"])):
+                    self.targets.append(Target(f"{what}, {row['bytes'] / 1e6:.1f} MB", value, target, "higher"))
+
+    async def _transfer(self, length: int, turns: int) -> Row:
+        size = len(encode(_group(0, length)))
+        limits = _limits(max_age=0, groups_per_step=1, max_steps=10 * turns, group_bytes=size + 4096)
+        run = await _Run.start(self.store, f"transfer-{length}", limits)
+        client, key = self.store.client, "asyncrl:{bench}:bytes"
+        times: dict[str, list[float]] = {}
+        with _raw_socket(self.store.url) as raw:
+            for turn in range(turns + 3):
+                await run.serve(turn)
+                (ticket,) = await run.tickets(1)
+                payload = encode(_group(ticket.ordinal, length))
+                header = run.header(ticket, payload)
+
+                async def put(payload: bytes = payload, header: GroupHeader = header) -> None:
+                    assert await run.buffer.put(run.member, header, payload) == "held"
+
+                async def lease(turn: int = turn) -> None:
+                    leased = await run.buffer.lease(run.lineage, turn, wait_s=0.0)
+                    await run.buffer.payloads(leased)  # type: ignore[arg-type]
+
+                writes = [
+                    ("put", put),
+                    ("set", lambda payload=payload: client.set(key, payload)),
+                    ("raw_set", lambda payload=payload: raw.set(payload)),
+                ]
+                reads = [("lease", lease), ("get", lambda: client.get(key)), ("raw_get", raw.get)]
+                for group in (writes, reads):
+                    for name, call in group if turn % 2 else reversed(group):
+                        took = await _timed(call)
+                        if turn >= 3:  # the first ones meet cold caches
+                            times.setdefault(name, []).append(took)
+                await run.buffer.commit(run.lineage, turn)
+                await client.delete(key, raw.key)
+        ms = {name: 1e3 * median(values) for name, values in times.items()}
+        return {
+            "kind": "transfer",
+            "bytes": size,
+            **{f"{name}_ms": value for name, value in ms.items()},
+            "put_of_set": ms["set"] / ms["put"],
+            "lease_of_get": ms["get"] / ms["lease"],
+            "put_of_socket": ms["raw_set"] / ms["put"],
+            "lease_of_socket": ms["raw_get"] / ms["lease"],
+        }
+
+    # --- 2 ------------------------------------------------------------------------------------------------------------
+
+    async def flatness(self, *, past: int, live: int) -> None:
+        few, kept = await self._with_past(1_000), await self._with_past(20_000, archive=False)
+        many = await self._with_past(past)
+        self._compare("past", few, many)
+        self._compare("live", await self._with_live(1_000), await self._with_live(live))
+        self.targets += [
+            Target(f"store bytes per past ticket, {past:,}", many["bytes_per_ticket"], GONE_BYTES, "lower"),
+            Target("control: the same while rows never leave", kept["bytes_per_ticket"], STAYING_BYTES, "higher"),
+        ]
+        self.say(
+            f"{many['bytes_per_ticket']:.2f} bytes of the store per past ticket; {kept['bytes_per_ticket']:.0f} if its "
+            "row never left for the archive"
+        )
+
+    def _compare(self, kind: str, few: Row, many: Row) -> None:
+        operations = [name for name in few if name.endswith("_us")]
+        ratios = {name: many[name] / few[name] for name in operations}
+        worst = max(ratios, key=lambda name: ratios[name])
+        self.rows += [few, many]
+        self.say(
+            f"{few['tickets']:,} to {many['tickets']:,} {kind} tickets: "
+            + ", ".join(f"{name.removesuffix('_us')} {few[name]:.0f} to {many[name]:.0f} us" for name in operations)
+        )
+        name = f"slowest growth of an operation, {few['tickets']:,} to {many['tickets']:,} {kind} tickets"
+        self.targets.append(Target(name, ratios[worst], FLAT, "lower"))
+
+    async def _with_past(self, past: int, *, archive: bool = True) -> Row:
+        """Operations of a run that has `past` trained tickets behind it."""
+        limits = _limits(max_age=1, groups_per_step=4, max_steps=10**9, group_bytes=SMALL_BYTES)
+        run = await _Run.start(self.store, f"past-{past}-{archive}", limits)
+        empty = await self._bytes()
+        for step, first in enumerate(range(0, past, FILL)):
+            ordinals = range(first, min(past, first + FILL))
+            await run.buffer.recommit(run.lineage, step, [(n, 0) for n in ordinals])
+            run.step = step + 1
+            await run.buffer.checkpointed(run.lineage, run.step)
+            if archive:
+                settled = await run.buffer.settled(run.lineage, limit=FILL)
+                await run.buffer.archived(run.lineage, [row.ordinal for row in settled])
+        grown = await self._bytes() - empty
+        await run.buffer.join(run.member, {})  # what is committed again ends the work of all collectors
+        times = await self._operations(run, rounds=100)
+        return {"kind": "past", "tickets": past, "archive": archive, "bytes_per_ticket": grown / past, **times}
+
+    async def _with_live(self, live: int) -> Row:
+        """Operations of a run with `live` tickets at work, a window as wide as they need."""
+        limits = _limits(
+            max_age=live // 4 + 1, groups_per_step=4, max_steps=10**9, group_bytes=SMALL_BYTES, max_bytes=1 << 50
+        )
+        run = await _Run.start(self.store, f"live-{live}", limits)
+        while len(run.work) < live:
+            run.work += await run.tickets(min(live - len(run.work), 1_000))
+        row = await self._operations(run, rounds=100)
+        return {"kind": "live", "tickets": live, **row}
+
+    async def _operations(self, run: _Run, *, rounds: int) -> dict[str, float]:
+        payload = encode(_group(0, 8))
+        times: dict[str, list[float]] = {name: [] for name in ("beat", "tickets", "put", "lease", "commit")}
+
+        async def timed(name: str, call: Awaitable[Any]) -> Any:
+            started = time.perf_counter()
+            result = await call
+            times[name].append(time.perf_counter() - started)
+            return result
+
+        for step in range(run.step, run.step + rounds):
+            await timed("beat", run.serve(step))
+            run.work += await timed("tickets", run.tickets(4))
+            for ticket in [run.work.popleft() for _ in range(4)]:
+                await timed("put", run.buffer.put(run.member, run.header(ticket, payload), payload))
+            await timed("lease", run.buffer.lease(run.lineage, step, wait_s=0.0))
+            await timed("commit", run.buffer.commit(run.lineage, step))
+        return {f"{name}_us": 1e6 * median(values) for name, values in times.items()}
+
+    async def _bytes(self) -> int:
+        info = await self.store.client.info("memory")
+        return int(info["used_memory"])
+
+    # --- 3 ------------------------------------------------------------------------------------------------------------
+
+    async def wake_up(self, folder: Path, *, turns: int) -> None:
+        limits = _limits(max_age=0, groups_per_step=1, max_steps=turns + 1, group_bytes=SMALL_BYTES)
+        run = await _Run.start(self.store, "wake-up", limits)
+        payload = encode(_group(0, 8))
+        learner = await open_store(self.store.url)
+        wakes, echoes = [], []
+        try:
+            buffer = await learner.find_run("wake-up")
+            assert buffer is not None
+            with EchoServer(folder / "echo") as server:
+                reader, writer = await asyncio.open_unix_connection(server.path)
+                for turn in range(turns):
+                    await run.serve(turn)
+                    (ticket,) = await run.tickets(1)
+                    waiting = asyncio.create_task(buffer.lease(run.lineage, turn, wait_s=10.0))
+                    while (await run.buffer.stats()).waiting is None:  # noqa: ASYNC110 (it waits in the server)
+                        await asyncio.sleep(0.001)
+                    await run.buffer.put(run.member, run.header(ticket, payload), payload)
+                    started = time.perf_counter()
+                    await waiting
+                    wakes.append(time.perf_counter() - started)
+                    await run.buffer.commit(run.lineage, turn)
+                    started = time.perf_counter()
+                    writer.write(b"x" * 64)
+                    await reader.readexactly(64)
+                    echoes.append(time.perf_counter() - started)
+                writer.close()
+        finally:
+            await learner.close()
+        wake, echo = quantiles(wakes, n=100)[98], quantiles(echoes, n=100)[98]
+        self.rows.append(
+            {
+                "kind": "wake-up",
+                "wake_p50_ms": 1e3 * median(wakes),
+                "wake_p99_ms": 1e3 * wake,
+                "echo_p99_ms": 1e3 * echo,
+            }
+        )
+        self.say(
+            f"wake-up p50 {1e3 * median(wakes):.2f} ms, p99 {1e3 * wake:.2f} ms; bare echo p99 {1e3 * echo:.2f} ms"
+        )
+        self.targets.append(Target("wake-up p99 beyond a bare echo's, s", wake - echo, WAKE_S, "lower"))
+
+    # --- 4 ------------------------------------------------------------------------------------------------------------
+
+    def assembly(self, *, groups: int) -> None:
+        for length in (1_000, 8_000):
+            payloads = [encode(_group(n, length)) for n in range(groups)]
+            size = sum(map(len, payloads))
+            flat = np.frombuffer(b"".join(payloads), np.uint8)
+            assemble, copy = [], []
+            for _ in range(15):
+                started = time.perf_counter()
+                pack(decode_all(payloads))
+                middle = time.perf_counter()
+                flat.copy()
+                assemble.append(middle - started)
+                copy.append(time.perf_counter() - middle)
+            share = median(copy) / median(assemble)
+            self.rows.append(
+                {
+                    "kind": "assembly",
+                    "bytes": size,
+                    "assemble_ms": 1e3 * median(assemble),
+                    "copy_ms": 1e3 * median(copy),
+                    "of_copy": share,
+                }
+            )
+            self.say(f"assembly of {size / 1e6:.1f} MB: {share:.2f} of a copy of the same bytes")
+            self.targets.append(Target(f"assembly against a copy, {size / 1e6:.1f} MB", share, ASSEMBLY, "higher"))
+
+
+def _limits(**chosen: Any) -> Limits:
+    """Without limits of time: a slow machine is not a lost collector."""
+    return Limits(member_timeout_s=1e6, ticket_progress_s=1e6, no_progress_s=1e9, **chosen)
+
+
+def _group(ordinal: int, length: int) -> Group:
+    """A group of MEMBERS answers of `length` tokens each, 16 of them the prompt's (fewer where it is shorter)."""
+    prompt = min(16, length // 2)
+    sampled = np.arange(length) >= prompt
+    rng = np.random.default_rng(ordinal)
+    rows = [
+        Trajectory(
+            token_ids=rng.integers(0, 50_000, length, np.int32),
+            loss_mask=sampled.astype(np.uint8),
+            logprobs=np.where(sampled, rng.random(length, np.float32) - 1, 0).astype(np.float32),
+            versions=np.where(sampled, 0, -1).astype(np.int32),
+            member=member,
+            prompt_length=prompt,
+            spans=(VersionSpan(Weights(1, 0), prompt, length, "c"),),
+            reward=0.5,
+            reward_parts={"exact": 0.5},
+            finish_reason="stop",
+        )
+        for member in range(MEMBERS)
+    ]
+    return Group(
+        ticket=ordinal,
+        attempt=0,
+        lineage=1,
+        task="bench",
+        row_id=str(ordinal),
+        collector="bench",
+        engine="bench",
+        sampling={"temperature": 1.0},
+        issued=0.0,
+        put=0.0,
+        trajectories=rows,
+    )
+
+
+async def _timed(call: Callable[[], Any]) -> float:
+    started = time.perf_counter()
+    result = call()
+    if asyncio.iscoroutine(result) or isinstance(result, Awaitable):
+        await result
+    return time.perf_counter() - started
+
+
+class _Raw:
+    """SET and GET by hand: what the server and the socket allow, without a client."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.key = b"asyncrl:{bench}:raw"
+        self._connection = connection
+        self._length = 0
+
+    def set(self, value: bytes) -> None:
+        self._length = len(value)
+        head = b"*3\r\n$3\r\nSET\r\n$%d\r\n%b\r\n$%d\r\n" % (len(self.key), self.key, len(value))
+        self._connection.sendall(head)
+        self._connection.sendall(value)
+        self._connection.sendall(b"\r\n")
+        assert self._receive(5) == b"+OK\r\n"
+
+    def get(self) -> bytes:
+        self._connection.sendall(b"*2\r\n$3\r\nGET\r\n$%d\r\n%b\r\n" % (len(self.key), self.key))
+        head = len(b"$%d\r\n" % self._length)
+        return self._receive(head + self._length + 2)[head:-2]
+
+    def _receive(self, size: int) -> bytes:
+        buffer = bytearray(size)
+        view = memoryview(buffer)
+        while view:
+            view = view[self._connection.recv_into(view) :]
+        return bytes(buffer)
+
+
+@contextmanager
+def _raw_socket(url: str) -> Iterator[_Raw]:
+    path = url.removeprefix("unix://").partition("?")[0]
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(path)
+        yield _Raw(connection)
