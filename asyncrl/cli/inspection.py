@@ -55,7 +55,9 @@ def status(run: str | None, named: str | None, url: str | None) -> int:
 
     async def look() -> list[str]:
         async with opened(place_of(chosen(run, named), url)) as buffer:
-            return status_lines(await buffer.stats(), buffer.limits)
+            stats = await buffer.stats()
+            aside = sorted(await buffer.quarantined()) if stats.quarantined else []
+            return status_lines(stats, buffer.limits, aside=aside)
 
     return _say(asyncio.run(look()))
 

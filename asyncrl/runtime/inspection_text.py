@@ -20,8 +20,9 @@ def next_step(stats: Stats) -> int:
 # --- status -----------------------------------------------------------------------------------------------------------
 
 
-def status_lines(stats: Stats, limits: Limits) -> list[str]:
-    """The sums, ages, window, bytes and members of one snapshot."""
+def status_lines(stats: Stats, limits: Limits, *, aside: Sequence[str] = ()) -> list[str]:
+    """The sums, ages, window, bytes and members of one snapshot. `aside`: "ordinal:attempt" of the groups that were set
+    aside and are still there, the newest few."""
     live = stats.states[State.ISSUED] + stats.states[State.HELD] + stats.states[State.LEASED]
     step = next_step(stats)
     ages = {str(age(step, last - limits.max_age)): n for last, n in stats.dues.items() if n}
@@ -49,7 +50,8 @@ def status_lines(stats: Stats, limits: Limits) -> list[str]:
         ("checkpoint", "none yet" if stats.checkpoint is None else f"version {stats.checkpoint}"),
     ]
     if stats.quarantined:
-        facts.append(("set aside", f"{stats.quarantined} damaged or foreign groups"))
+        kept = f"; kept: ticket:attempt {', '.join(map(visible, aside))}" if aside else ""
+        facts.append(("set aside", f"{stats.quarantined} damaged or foreign groups{kept}"))
     if stats.refused_puts:
         facts.append(("refused", f"{stats.refused_puts} puts of attempts that were no longer wanted"))
     return [*aligned(facts), "", *member_lines(stats, limits), *error_lines(stats)]
@@ -134,6 +136,8 @@ def head_lines(stats: Stats, limits: Limits, live: Sequence[TicketRow]) -> list[
     Decides as the store does, by `staleness.choose_batch`; with max_uses above 1 the rows tell only how many uses a
     ticket owes at most.
     """
+    if stats.phase == "ended":
+        return ["the run has ended: there is no next step"]
     step = next_step(stats)
     candidates = [_candidate(row, limits, step) for row in live if row.lo is not None]
     more = stats.states[State.RETURNED] > 0 or stats.states[State.ISSUED] > 0

@@ -34,6 +34,7 @@ def test_status_has_the_sums_ages_window_bytes_and_collectors():
             ],
         ),
         LIMITS,
+        aside=["5:0"],
     )
     assert shown == [
         "run r       running, version 12 of 60, lineage 1",
@@ -45,7 +46,7 @@ def test_status_has_the_sums_ages_window_bytes_and_collectors():
         "bytes       2.1M of 4.3G: 9.7k held, 2.1M reserved with tickets, 0 kept to rewind",
         "rows        8 in the store, 20 archived",
         "checkpoint  version 10",
-        "set aside   1 damaged or foreign groups",
+        "set aside   1 damaged or foreign groups; kept: ticket:attempt 5:0",
         "refused     2 puts of attempts that were no longer wanted",
         "",
         "collector    serves  tickets  tokens/s  last beat",
@@ -117,6 +118,7 @@ def test_head_of_a_buffer_without_a_collector():
 
 def test_head_of_an_empty_buffer():
     assert heads()[2] == "nothing is issued or held"
+    assert head_lines(stats(phase="ended"), LIMITS, []) == ["the run has ended: there is no next step"]
 
 
 def test_a_held_ticket_has_its_age_its_facts_and_its_timeline(make_group, make_trajectory):
