@@ -17,7 +17,8 @@ COMMANDS = {
     "learner": ("asyncrl.cli.learner", "The learner process alone; creates the run."),
     "collector": ("asyncrl.cli.collector", "A collector process alone; joins a run."),
     "eval": ("asyncrl.cli.eval", "Evaluate a run, a checkpoint or a model on held-out rows."),
-    "buffer": ("asyncrl.cli.buffer", "Serve a store; audit a run's ledger."),
+    "status": ("asyncrl.cli.status", "Where a run is, and who waits for whom."),
+    "buffer": ("asyncrl.cli.buffer", "Serve a store; look into a run's buffer; audit its ledger."),
     "doctor": ("asyncrl.cli.doctor", "Look at this machine and at a store before they matter."),
     "bench": ("asyncrl.cli.bench", "Benchmarks against targets."),
 }
