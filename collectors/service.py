@@ -20,6 +20,7 @@ aborts its requests. Calls to the store end by themselves (`patience.py`). The e
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import socket
@@ -91,6 +92,9 @@ async def collect(
     try:
         if await stopped(stop, all_or_nothing([scorer.start(), fleet.start()])):
             return
+        # What was loaded stays until the end. A full collection that looks through it again (every 60 steps or so of a
+        # small model) halts everything for 0.1 to 0.2 s.
+        gc.freeze()
         while True:
             session = Session(recipe, buffer, member, fleet=fleet, prompts=prompts, scorer=scorer)
             try:
@@ -176,6 +180,7 @@ class Session:
         self.moved_at = time.monotonic()  # when there was last something to do: tickets, weights, an evaluation
         self.wrong: asyncio.Future[None] = asyncio.get_running_loop().create_future()  # a group's task raised
         self._beating = asyncio.Lock()  # answers are acted on in the order they were given
+        self._told: tuple[Weights, str] | None = None  # what the store knows to be served
         self._meter = (time.monotonic(), fleet.generated_tokens, 0.0)
 
     # --- the long-lived tasks ---------------------------------------------------------------------------------------
@@ -264,6 +269,7 @@ class Session:
                     info=self._info(),
                 )
             )
+            self._told = served
             self._act(beat)
         return beat
 
@@ -305,7 +311,7 @@ class Session:
         return "no ticket was granted; is a learner running?"
 
     async def _weights_changed(self) -> None:
-        """The family tree may have grown, or other weights are served: end dead work, tell the store."""
+        """The family tree may have grown, or other weights are served: end dead work, tell the store what is new."""
         self.moved_at = time.monotonic()
         for group in self.groups.values():
             serving = group.host.engine.serving
@@ -313,7 +319,8 @@ class Session:
                 group.touched.add(serving)
             if dead := [weights for weights in group.touched if self.updates.is_dead(weights)]:
                 group.end(TicketEnded("cancelled", "dead_weights", str(tuple(dead[0]))))
-        await self._beat()
+        if self.fleet.oldest != self._told:
+            await self._beat()
 
     # --- one ticket -------------------------------------------------------------------------------------------------
 
