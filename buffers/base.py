@@ -280,6 +280,7 @@ class TicketRow:
     uses: tuple[Weights, ...] = ()  # every (lineage, step) that trained it
     losses: int = 0  # collectors it has lost
     requeues: int = 0  # times it was returned because it was over age
+    left: int = 0  # uses it still owes
     times: Mapping[str, float] = field(default_factory=dict)  # issued, put, leased, ended: unix s, the store's clock
 
 

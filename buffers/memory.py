@@ -326,6 +326,7 @@ class MemoryBuffer:
             uses=tuple(t.uses),
             losses=t.losses,
             requeues=t.requeues,
+            left=t.left,
             times=dict(t.times),
         )
 

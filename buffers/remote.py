@@ -82,6 +82,7 @@ def row_of(doc: Mapping[str, Any]) -> TicketRow:
         uses=uses,
         losses=doc["losses"],
         requeues=doc["requeues"],
+        left=doc["left"],
         times={name: float(at) for name, at in (doc["times"] or {}).items()},
     )
 

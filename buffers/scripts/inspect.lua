@@ -116,7 +116,8 @@ local function row(t)
   local live = t.state == 'issued' or t.state == 'held' or t.state == 'leased'
   return { ordinal = t.ordinal, state = t.state, attempt = t.attempt, reason = t.reason or '', uses = list(t.uses),
     owner = t.owner_name or '', lo = live and edge_of(t) or cjson.null, has_payload = has_payload(t),
-    size = t.size or 0, losses = t.losses, requeues = t.requeues, times = next(t.times) and t.times or cjson.null }
+    size = t.size or 0, losses = t.losses, requeues = t.requeues, left = t.left,
+    times = next(t.times) and t.times or cjson.null }
 end
 
 local function rows(ordinals)
