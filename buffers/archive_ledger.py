@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -109,9 +110,10 @@ class ArchiveLedger:
         tables = [pq.read_table(path) for path, name, _ in self._files() if holds(name)]
         if not tables:
             return SCHEMA.empty_table()
-        whole = pa.concat_tables(tables).sort_by("ordinal")
+        whole = pa.concat_tables(tables).sort_by("ordinal")  # stable: of one ticket the newest row comes last
         ordinals = whole["ordinal"].to_numpy()
-        return whole.filter(pa.array([True, *(ordinals[1:] != ordinals[:-1])][: len(ordinals)]))
+        last = np.append(ordinals[1:] != ordinals[:-1], [True])[: len(ordinals)]
+        return whole.filter(pa.array(last))
 
     def _files(self) -> list[tuple[Path, Weights, int]]:
         """(path, checkpoint, n) of every file, in that order."""

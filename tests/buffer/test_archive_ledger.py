@@ -176,6 +176,9 @@ async def test_a_store_that_lost_everything_is_told_of_tickets_that_had_moved_as
     assert report.problems == []
     assert report.trained is not None
     assert report.trained.uses[0] == [Weights(2, 4)]
+    table = archive.ledger.table(lambda weights: True)
+    assert table["ordinal"].to_pylist() == list(range(table.num_rows))
+    assert table["state"][0].as_py() == "trained", "what was said last holds"
 
 
 @pytest.mark.asyncio
