@@ -133,13 +133,12 @@ def _named(weights: Weights | None) -> str:
 def head_lines(stats: Stats, limits: Limits, live: Sequence[TicketRow]) -> list[str]:
     """What the next lease chooses from, and why it has to wait, if it has to. `live`: all issued and held rows.
 
-    Decides as the store does, by `staleness.choose_batch`; with max_uses above 1 the rows tell only how many uses a
-    ticket owes at most.
+    Decides as the store does, by `staleness.choose_batch`.
     """
     if stats.phase == "ended":
         return ["the run has ended: there is no next step"]
     step = next_step(stats)
-    candidates = [_candidate(row, limits, step) for row in live if row.lo is not None]
+    candidates = [_candidate(row) for row in live]
     more = stats.states[State.RETURNED] > 0 or stats.states[State.ISSUED] > 0
     choice = choose_batch(
         candidates,
@@ -188,10 +187,9 @@ def head_lines(stats: Stats, limits: Limits, live: Sequence[TicketRow]) -> list[
     return [about, *aligned(rows), outcome]
 
 
-def _candidate(row: TicketRow, limits: Limits, step: int) -> Candidate:
+def _candidate(row: TicketRow) -> Candidate:
     assert row.lo is not None, "issued and held rows have it"
-    most = max(1, min(limits.max_uses - len(row.uses), due(row.lo, limits.max_age) - step + 1))
-    return Candidate(row.ordinal, held=row.state is State.HELD, lo=row.lo, uses=most)
+    return Candidate(row.ordinal, held=row.state is State.HELD, lo=row.lo, uses=row.left)
 
 
 def _steps(left: int) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from asyncrl.buffers.base import Limits, MemberStats, State, Stats, TicketRow
+from asyncrl.buffers.base import LIVE, Limits, MemberStats, State, Stats, TicketRow
 from asyncrl.staleness import Weights
 
 NOW = 1_000_000.0
@@ -70,6 +70,7 @@ def row(ordinal: int, state: State, lo: int | None = None, **changes: Any) -> Ti
         "lo": lo,
         "has_payload": state is State.HELD,
         "size": 9_700 if state is State.HELD else 0,
+        "left": 1 if state in LIVE else 0,
         "times": {"issued": NOW - 30},
     }
     return TicketRow(**{**given, **changes})
