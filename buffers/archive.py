@@ -139,9 +139,10 @@ class Archive:
         tables = [pq.read_table(path, columns=columns) for path in paths]
         return pa.concat_tables(tables, promote_options="default")
 
-    def trained(self, branch: Branch | None = None) -> Trained:
-        """What the archive proves about a branch, one part in memory at a time."""
-        result = Trained()
+    def trained(self, branch: Branch | None = None, *, masked_beyond: int | None = None) -> Trained:
+        """What the archive proves about a branch, one part in memory at a time. masked_beyond: the age, in versions,
+        beyond which the learner left tokens out (the policy `mask`)."""
+        result = Trained(masked_beyond)
         columns = ["loss_mask", "versions", "ticket", "trained_lineage", "trained_version"]
         for path in self.branch_parts(branch):
             result.add(pq.read_table(path, columns=columns))
@@ -152,7 +153,10 @@ class Archive:
 class Trained:
     """Ages, uses and order, recomputed from nothing but parts of the archive."""
 
+    masked_beyond: int | None = None
     tokens_by_age: dict[int, int] = field(default_factory=dict)  # age in versions -> trained tokens
+    masked: int = 0  # tokens that were too old
+    all_masked: list[tuple[int, Weights]] = field(default_factory=list)  # ticket, and the step that found all too old
     max_age: int | None = None  # None: no token
     uses: dict[int, list[Weights]] = field(default_factory=dict)  # ticket -> the (lineage, step) that trained it
     order: list[tuple[Weights, tuple[int, ...]]] = field(default_factory=list)  # tickets of each step, as trained
@@ -165,10 +169,17 @@ class Trained:
         versions = part["versions"].chunk(0).flatten().to_numpy()
         for version, tokens in zip(*np.unique(versions[mask == 1], return_counts=True), strict=True):
             of = age(step.version, int(version))
+            if self.masked_beyond is not None and of > self.masked_beyond:
+                self.masked += int(tokens)
+                continue
             self.tokens_by_age[of] = self.tokens_by_age.get(of, 0) + int(tokens)
             self.max_age = of if self.max_age is None else max(self.max_age, of)
         tickets = tuple(dict.fromkeys(part["ticket"].to_pylist()))
         self.order.append((step, tickets))
+        if self.masked_beyond is not None:
+            of_token = np.repeat(part["ticket"].to_numpy(), np.diff(part["loss_mask"].chunk(0).offsets.to_numpy()))
+            left = set(of_token[(mask == 1) & (versions >= step.version - self.masked_beyond)].tolist())
+            self.all_masked += [(ticket, step) for ticket in tickets if ticket not in left]
         for ticket in tickets:
             self.uses.setdefault(ticket, []).append(step)
 

@@ -42,7 +42,8 @@ class Report:
             found.append(f"{moved} of them have moved to the archive's ledger")
         if self.trained is not None:
             ages = ", ".join(f"{age}: {n}" for age, n in sorted(self.trained.tokens_by_age.items()))
-            found.append(f"archive: {len(self.trained.order)} steps, trained tokens by age {{{ages}}}")
+            masked = f", {self.trained.masked} masked" if self.trained.masked else ""
+            found.append(f"archive: {len(self.trained.order)} steps, trained tokens by age {{{ages}}}{masked}")
         found += [f"PROBLEM {problem}" for problem in self.problems]
         found.append("clean" if not self.problems else f"{len(self.problems)} problems")
         return found
@@ -59,7 +60,8 @@ async def audit(buffer: Buffer, archive: Archive | None) -> Report:
     moved = archive.ledger.read(lambda weights: tree.is_ancestor(weights, stats.lineage))
     report.problems += [*moved.problems, *moved_problems(stats, rows, moved.rows)]
     try:
-        report.trained = archive.trained(branch_of(stats))
+        bound = buffer.limits.max_age if buffer.limits.over_age == "mask" else None
+        report.trained = archive.trained(branch_of(stats), masked_beyond=bound)
     except FileNotFoundError as error:
         report.problems.append(f"archive: {error}")
     else:
@@ -150,9 +152,12 @@ def archive_problems(
 ) -> list[str]:
     """Whether the archive's surviving branch is what the rows say was trained."""
     problems = []
-    # Under `mask` a part has older tokens too, which the learner left out.
-    if trained.max_age is not None and trained.max_age > limits.max_age and limits.over_age != "mask":
+    if trained.max_age is not None and trained.max_age > limits.max_age:
         problems.append(f"archive: a trained token is {trained.max_age} versions old, the bound is {limits.max_age}")
+    problems += [
+        f"ticket {ordinal} was over age, every token of it, when it was trained ({_steps([step])})"
+        for ordinal, step in trained.all_masked
+    ]
     ledger = {ordinal: row.uses for ordinal, row in moved.items()} | {row.ordinal: row.uses for row in rows}
     for ordinal, steps in sorted(trained.uses.items()):
         told = tuple(sorted(ledger.get(ordinal, ()), key=lambda use: use.version))

@@ -175,6 +175,7 @@ class Session:
             on_change=self._weights_changed,
         )
         self.scored = 0
+        self.cancelled_s = 0.0  # collector-seconds of work that was taken away; the store knows its tokens only
         self.scoring: dict[str, float] = {}  # request -> when its score was asked for, monotonic seconds
         self.failures: Counter[str] = Counter()  # members by verifier failure, tickets and puts by outcome
         self.moved_at = time.monotonic()  # when there was last something to do: tickets, weights, an evaluation
@@ -302,6 +303,7 @@ class Session:
             "host": socket.gethostname(),
             "running_groups": len(self.groups),
             "scored": self.scored,
+            "cancelled_s": round(self.cancelled_s, 3),
             "failures": dict(self.failures),
         }
 
@@ -358,6 +360,7 @@ class Session:
                 group.ended, group.tokens_at_end = end, group.tokens
             if end.kind is None:
                 self.failures[end.reason] += 1
+                self.cancelled_s += self._seconds(group)
             else:
                 await self._fail(group.ticket, end, group)
         finally:

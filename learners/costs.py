@@ -24,23 +24,30 @@ def lost_groups(stats: Stats) -> dict[str, int]:
     return {**stats.lost, **{f"{State.RETURNED}/{why}": n for why, n in stats.returns.items() if n}}
 
 
+def lost_seconds(stats: Stats) -> dict[str, float]:
+    """Collector-seconds so far by reason; under `cancelled` those of work that was taken away in progress, whatever
+    for: only its collector knows them, and adds them up."""
+    cancelled = sum(member.progress.get("cancelled_s", 0.0) for member in stats.members)
+    return {**stats.lost_seconds, **({"cancelled": cancelled} if cancelled else {})}
+
+
 def step_costs(before: Stats, now: Stats) -> dict[str, Any]:
     """What was lost between two snapshots of one learner, by reason, and how it compares with what was trained."""
     return {
         "lost": now.lost,
         "lost_tokens": dict(now.lost_tokens),
-        "lost_seconds": dict(now.lost_seconds),
+        "lost_seconds": lost_seconds(now),
         "lost_reward": dict(now.lost_reward),
         "lost_length": dict(now.lost_length),
         "returns": dict(now.returns),
         "step_lost": grown(lost_groups(before), lost_groups(now)),
         "step_lost_tokens": grown(before.lost_tokens, now.lost_tokens),
-        "step_lost_seconds": grown(before.lost_seconds, now.lost_seconds),
+        "step_lost_seconds": grown(lost_seconds(before), lost_seconds(now)),
     }
 
 
 def grown(before: Mapping[str, float], now: Mapping[str, float]) -> dict[str, float]:
-    """By how much each sum grew. One that shrank stands for groups that a new lineage took back: no cost.
+    """By how much each sum grew. One that shrank is no cost: a new lineage took groups back, a collector left.
 
     >>> grown({"a": 2, "b": 1, "c": 3}, {"a": 5, "b": 1, "d": 4, "c": 1})
     {'a': 3, 'd': 4}

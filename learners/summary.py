@@ -41,7 +41,7 @@ def summarise(
         groups=sum(stats.lost.values()),
         again=sum(stats.returns.values()),
         tokens=sum(stats.lost_tokens.values()),
-        seconds=sum(stats.lost_seconds.values()),
+        seconds=sum(seconds for step in steps for seconds in step["step_lost_seconds"].values()),
         masked=sum(step["tokens_masked"] for step in steps),
     )
     checkpoint = run_dir / "checkpoints" / f"version-{weights.version:06d}"

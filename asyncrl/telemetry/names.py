@@ -104,7 +104,8 @@ STEP = (
         {
             "step_lost": "groups lost since the last step; `returned/reason`: thrown away to be generated again",
             "step_lost_tokens": "the same in tokens; of work that was cancelled, those it had so far",
-            "step_lost_seconds": "the same in collector-seconds, where the collector has said them",
+            "step_lost_seconds": "the same in collector-seconds; work that was taken away in progress, whatever for, "
+            "is in `cancelled`",
             "lost": "groups generated and not trained, so far; `stale/run_end` is what was under way when the last "
             "step was done; `forfeited/...` is not among them: uses that a trained group did not get",
             "lost_tokens": "the same in tokens, `returned/reason` included",

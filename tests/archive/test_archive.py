@@ -90,6 +90,16 @@ def test_a_token_beyond_the_bound_and_a_second_use_are_seen(tmp_path):
     assert trained.uses[0] == [(1, 0), (1, 2)]
 
 
+def test_masked_tokens_are_told_apart_from_trained_ones(tmp_path):
+    archive = Archive(tmp_path)
+    archive.write(1, 3, [batch(0, 2), batch(1, 3, sampled=5)])
+    archive.write(1, 4, [batch(0, 2)])
+    trained = archive.trained(masked_beyond=1)
+    assert trained.tokens_by_age == {1: 4, 0: 10}
+    assert (trained.masked, trained.max_age) == (4, 1)
+    assert trained.all_masked == [(0, (1, 4))], "a group of which nothing is left has no business in a step"
+
+
 def test_dead_branches_are_left_out_and_can_be_asked_for(tmp_path):
     archive = Archive(tmp_path)
     for lineage, step in [(1, 0), (1, 1), (1, 2), (2, 1)]:

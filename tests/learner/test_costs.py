@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -36,6 +37,7 @@ NOW = stats(
         "trained/trained": 20.0,
     },
     lost_reward={"stale/over_age": 0.25},
+    members=[SimpleNamespace(progress={"cancelled_s": 2.0}), SimpleNamespace(progress={})],
 )
 
 
@@ -48,7 +50,7 @@ def test_a_steps_cost_is_what_the_sums_grew_by() -> None:
         "returned/member_lost": 1,
     }
     assert costs["step_lost_tokens"] == {"stale/over_age": 150, "returned/over_age": 20, "filtered/zero_variance": 7}
-    assert costs["step_lost_seconds"] == {"stale/over_age": 0.5}
+    assert costs["step_lost_seconds"] == {"stale/over_age": 0.5, "cancelled": 2.0}
     assert costs["lost"] == {"stale/over_age": 5, "filtered/zero_variance": 1}
     assert costs["returns"] == {"over_age": 2, "member_lost": 1}
     taken_back = step_costs(NOW, BEFORE)  # a new lineage returned what had ended
