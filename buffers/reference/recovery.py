@@ -43,6 +43,11 @@ class Recovery(Ledger):
             raise BufferError(f"step {step} cannot be committed again: V is {self.version}, phase {self.phase}")
         if self.leased is not None:
             self._give_back(self.leased)
+        # What collectors work on is not what this store thinks, and what they have handed in it may not know: they join
+        # again.
+        self._wake_members()
+        for member in list(self.members.values()):
+            self._forget(member, "rewind", lost=False)
         for ordinal, attempt in sorted(tickets):
             while self.next_ordinal <= ordinal:  # those between were issued in what the store has lost
                 self.all[self.next_ordinal] = TicketState(self.next_ordinal, State.RETURNED)
@@ -50,6 +55,10 @@ class Recovery(Ledger):
                 self.next_ordinal += 1
             self._use_again(self.all.get(ordinal), attempt, Weights(lineage, step))
         self._move_to(step + 1, lineage)
+        # Groups that are as old as the store: what cannot be trained in time any more is generated again.
+        self.sweep_dues = {}
+        for live in sorted(self.live):
+            self._rewind(self.all[live])
         return self._committed(repeated=False)
 
     def _use_again(self, ticket: TicketState | None, attempt: int, use: Weights) -> None:

@@ -67,6 +67,9 @@ function ops.recommit(a)
   end
   local lease = R.lease and cjson.decode(R.lease)
   if lease then give_lease_back(lease) end
+  -- What collectors work on is not what this store thinks, and what they have handed in it may not know: they join again.
+  wake_members()
+  for _, incarnation in ipairs(call('HKEYS', MEMBERS)) do forget(incarnation, 'rewind', false) end
   for _, pair in ipairs(a.tickets) do
     while num('next') <= pair[1] do -- those between were issued in what the store has lost
       returned_row(num('next'))
@@ -75,5 +78,8 @@ function ops.recommit(a)
     use_again(ticket(pair[1]), pair[2], a.lineage, a.step)
   end
   move_to(a.step + 1, a.lineage)
+  -- Groups that are as old as the store: what cannot be trained in time any more is generated again.
+  call('DEL', SWEEP_DUES)
+  for _, ordinal in ipairs(call('ZRANGE', LIVE, 0, -1)) do rewind(ticket(ordinal)) end
   return commit_reply(false)
 end

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from asyncrl.buffers.base import BufferError, Fenced, Lease, State
+from asyncrl.buffers.audit import ledger_problems
+from asyncrl.buffers.base import BufferError, Fenced, Lease, State, UnknownMember
 from asyncrl.buffers.memory import MemoryBuffer
 from asyncrl.buffers.reference.model import Model
 from asyncrl.staleness import Weights
@@ -117,8 +118,47 @@ async def test_a_store_that_lost_its_last_step_is_told_it_again(make_buffer: Any
     rows = {row.ordinal: row for row in (await buffer.snapshot())[1]}
     assert [rows[n].uses for n in (2, 4)] == [(Weights(1, 1),)] * 2
     assert rows[3].state is State.RETURNED, "it was in work, by all that is known"
-    await serves(buffer, a, Weights(1, 2))
+    a = await joins(buffer, "a", Weights(1, 2), "a-2")
     assert [t.ordinal for t in await takes(buffer, a, 9, want=2)] == [3, 5]
+
+
+@pytest.mark.asyncio
+async def test_what_is_committed_again_gives_its_room_back_once_wherever_it_stands(make_buffer: Any) -> None:
+    lims = limits(1, 2)
+    buffer = await make_buffer(lims)
+    await starts(buffer, lims)
+    a = await joins(buffer, "a", Weights(1, 0))
+    tickets = await takes(buffer, a, 0, want=4)
+    for ticket in tickets[:2]:
+        await puts(buffer, a, ticket)
+    # 0 is held as it was trained, 1 in another attempt, 2 is in work again, 3 too and was not trained.
+    await buffer.recommit(1, 0, [(0, 0), (1, 1)])
+    stats, rows = await buffer.snapshot()
+    assert [row.state for row in rows] == [State.TRAINED, State.TRAINED, State.RETURNED, State.RETURNED]
+    assert ledger_problems(stats, rows, lims) == []
+    with pytest.raises(UnknownMember):  # it works on what this store may know otherwise
+        await serves(buffer, a, Weights(1, 1))
+    a = await joins(buffer, "a", Weights(1, 1), "a-2")
+    assert [t.ordinal for t in await takes(buffer, a, 0, want=2)] == [2, 3]
+    await buffer.recommit(1, 1, [(2, 1), (4, 0)])
+    stats, rows = await buffer.snapshot()
+    assert {row.ordinal: row.state for row in rows} == dict.fromkeys((0, 1, 2, 4), State.TRAINED) | {3: State.RETURNED}
+    assert ledger_problems(stats, rows, lims) == []
+
+
+@pytest.mark.asyncio
+async def test_a_group_that_is_held_since_before_and_too_old_by_now_is_generated_again(make_buffer: Any) -> None:
+    lims = limits(1, 2)
+    buffer = await make_buffer(lims)
+    await starts(buffer, lims)
+    a = await joins(buffer, "a", Weights(1, 0))
+    for ticket in await takes(buffer, a, 0, want=1):
+        await puts(buffer, a, ticket)
+    await buffer.recommit(1, 0, [(1, 0), (2, 0)])
+    await buffer.recommit(1, 1, [(3, 0), (4, 0)])  # 0 was lost with a collector, and is not among them
+    stats, rows = await buffer.snapshot()
+    assert rows[0].state is State.RETURNED, "under `wait` it would be waited for, for ever"
+    assert ledger_problems(stats, rows, lims) == []
 
 
 @pytest.mark.asyncio

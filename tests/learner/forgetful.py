@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
+import uuid
 from pathlib import Path
 from typing import Any
 
 from asyncrl.buffers.archive import Archive
 from asyncrl.buffers.base import Buffer, GroupHeader, Lease, Limits, Member
 from asyncrl.buffers.memory import MemoryBuffer
-from asyncrl.buffers.store import NoRun
+from asyncrl.buffers.store import NoRun, Store
 from asyncrl.schema import digest
 from asyncrl.staleness import Weights
 
@@ -29,47 +30,87 @@ class Parts(Archive):
         return self.trained[step]
 
 
-class ForgetfulStore:
-    """`memory://`, whose moments are kept: `goes_back` to one of them, or `loses_everything`."""
+class Forgetful:
+    """A store whose moments are kept: it `goes_back` to one of them, or `loses_everything`."""
 
     def __init__(self) -> None:
-        self.time = 0.0
         self.limits = LIMITS
-        self.now: MemoryBuffer | None = self._made()
+        self.gone = False
         self.moments: list[Any] = []
-
-    def _made(self) -> MemoryBuffer:
-        return MemoryBuffer("forgetful", LIMITS, clock=lambda: self.time)
 
     def __getattr__(self, name: str) -> Any:
         """An operation, of whatever is there when it is called."""
 
         async def operation(*arguments: Any, **options: Any) -> Any:
-            if self.now is None:
+            if self.gone:
                 raise NoRun("there is no run of this name")
-            return await getattr(self.now, name)(*arguments, **options)
+            return await getattr(self.buffer, name)(*arguments, **options)
 
         return operation
 
-    def remembers(self) -> None:
-        assert self.now is not None
-        self.moments.append(copy.deepcopy(self.now.model))
 
-    def goes_back(self, moment: int) -> None:
-        self.now = self._made()
-        self.now._model = copy.deepcopy(self.moments[moment])
+class ForgetfulMemory(Forgetful):
+    """`memory://`."""
 
-    def loses_everything(self) -> None:
-        self.now = None
+    def __init__(self) -> None:
+        super().__init__()
+        self.buffer = MemoryBuffer("forgetful", LIMITS, clock=lambda: 0.0)
+
+    async def remembers(self) -> None:
+        self.moments.append(copy.deepcopy(self.buffer.model))
+
+    async def goes_back(self, moment: int) -> None:
+        await self.recreate()
+        self.buffer._model = copy.deepcopy(self.moments[moment])
+
+    async def loses_everything(self) -> None:
+        self.gone = True
 
     async def recreate(self) -> None:
-        self.now = self._made()
+        self.gone = False
+        self.buffer = MemoryBuffer("forgetful", LIMITS, clock=lambda: 0.0)
+
+
+class ForgetfulServer(Forgetful):
+    """A run in a real store; a moment is the content of its keys."""
+
+    def __init__(self, store: Store) -> None:
+        super().__init__()
+        self.store = store
+
+    async def create(self) -> None:
+        name = f"forgetful-{uuid.uuid4().hex}"
+        self.buffer = await self.store.create_run(name, recipe={}, recipe_hash="h", limits=LIMITS)
+
+    async def remembers(self) -> None:
+        client = self.store.client
+        self.moments.append({key: await client.dump(key) for key in await self._keys()})
+
+    async def goes_back(self, moment: int) -> None:
+        await self.loses_everything()
+        self.gone = False
+        for key, content in self.moments[moment].items():
+            await self.store.client.restore(key, 0, content)
+
+    async def loses_everything(self) -> None:
+        self.gone = True
+        if keys := await self._keys():
+            await self.store.client.delete(*keys)
+
+    async def recreate(self) -> None:
+        self.gone = False
+        await self.store.create_run(self.buffer.run, recipe={}, recipe_hash="h", limits=LIMITS)
+
+    async def _keys(self) -> list[bytes]:
+        """Without the mailboxes, which go away by themselves."""
+        found = [key async for key in self.store.client.scan_iter(match=f"{self.buffer.prefix}:*", count=1000)]
+        return [key for key in found if b":mail:" not in key]
 
 
 class HandRun:
     """Makes steps through `buffer`, a learner's view of `store`; knows what the weights contain."""
 
-    def __init__(self, store: ForgetfulStore, parts: Parts) -> None:
+    def __init__(self, store: Any, parts: Parts) -> None:
         self.store, self.parts = store, parts
         self.forks: dict[int, tuple[int, int]] = {}
         self.own = Weights(0, 0)
@@ -92,12 +133,16 @@ class HandRun:
         self.own, self.contained = Weights(lineage, version), self.contained[:version]
 
     async def generates(self, buffer: Buffer) -> None:
-        """Another collector comes, takes what it gets, and hands it over, all of the newest weights."""
+        """The collectors leave, and another one comes, takes what it gets, and hands over, all of the newest weights.
+        Every other one keeps its last ticket in work."""
+        for n in range(self.collectors):
+            await buffer.leave(Member(f"c{n + 1}", f"c{n + 1}"))
         self.collectors += 1
         member = Member(f"c{self.collectors}", f"c{self.collectors}")
         await buffer.join(member, {})
         await buffer.beat(member, serving=self.own, checksum="", progress={}, info={})
-        for ticket in await buffer.tickets(member, seq=1, want=8, wait_s=0.0):
+        tickets = await buffer.tickets(member, seq=1, want=8, wait_s=0.0)
+        for ticket in tickets[: len(tickets) - self.collectors % 2]:
             header = GroupHeader(
                 ordinal=ticket.ordinal,
                 attempt=ticket.attempt,

@@ -6,12 +6,13 @@ import asyncio
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from asyncrl.buffers.archive import branch_to
 from asyncrl.buffers.audit import ledger_problems
 from asyncrl.buffers.base import BufferError, Fenced, State
+from asyncrl.buffers.store import open_store
 from asyncrl.learners.lasting import LastingBuffer, LeaseGone
 from asyncrl.learners.recovery import forgotten_steps, is_behind, path_to, recover
 from asyncrl.staleness import Weights
@@ -33,13 +34,13 @@ async def is_sound(run: Any) -> None:
     assert trained == {n: step for step, ordinals in zip(path, run.contained, strict=True) for n in ordinals}
 
 
-async def history(forgetful: Any, acts: list[Any]) -> Any:
+async def history(forgetful: Any, acts: list[Any], store: Any = None) -> Any:
     """A run after these acts; its store remembers the moment before each."""
-    run = forgetful.HandRun(forgetful.ForgetfulStore(), forgetful.Parts())
-    run.store.remembers()
+    run = forgetful.HandRun(store or forgetful.ForgetfulMemory(), forgetful.Parts())
+    await run.store.remembers()
     await run.starts(run.store, 0)
     for act in acts:
-        run.store.remembers()
+        await run.store.remembers()
         if act == "step":
             await run.commits(run.store, await run.leases(run.store))
         else:
@@ -47,22 +48,36 @@ async def history(forgetful: Any, acts: list[Any]) -> Any:
     return run
 
 
+async def goes_back_and_is_told(forgetful: Any, acts: list[Any], draw: Any, store: Any = None) -> None:
+    run = await history(forgetful, acts, store)
+    await run.store.goes_back(draw(st.integers(0, len(run.store.moments) - 1)))
+    stats = await run.store.stats()
+    found = await recover(run.store, run.parts, forks=run.forks, own=run.own)
+    assert (found is not None) == is_behind(Weights(stats.lineage, stats.version), run.own)
+    await is_sound(run)
+    assert await recover(run.store, run.parts, forks=run.forks, own=run.own) is None
+    for _ in range(3):
+        await run.commits(run.store, await run.leases(run.store))
+    await is_sound(run)
+
+
 @settings(deadline=None, max_examples=40)
 @given(acts, st.data())
 def test_a_store_that_went_back_to_any_moment_is_brought_to_where_the_weights_are(forgetful, acts, data):
+    asyncio.run(goes_back_and_is_told(forgetful, acts, data.draw))
+
+
+@settings(deadline=None, max_examples=12, phases=(Phase.explicit, Phase.reuse, Phase.generate))
+@given(acts, st.data())
+def test_so_is_a_server(forgetful, server_url, acts, data):
     async def check() -> None:
-        run = await history(forgetful, acts)
-        moment = data.draw(st.integers(0, len(run.store.moments) - 1))
-        run.store.goes_back(moment)
-        stats = await run.store.stats()
-        store = Weights(stats.lineage, stats.version)
-        found = await recover(run.store, run.parts, forks=run.forks, own=run.own)
-        assert (found is not None) == is_behind(store, run.own)
-        await is_sound(run)
-        assert await recover(run.store, run.parts, forks=run.forks, own=run.own) is None
-        for _ in range(3):
-            await run.commits(run.store, await run.leases(run.store))
-        await is_sound(run)
+        store = await open_store(server_url)
+        try:
+            served = forgetful.ForgetfulServer(store)
+            await served.create()
+            await goes_back_and_is_told(forgetful, acts, data.draw, served)
+        finally:
+            await store.close()
 
     asyncio.run(check())
 
@@ -71,7 +86,7 @@ def test_a_store_that_went_back_to_any_moment_is_brought_to_where_the_weights_ar
 async def test_a_store_whose_version_alone_is_moved_on_does_not_know_what_the_weights_contain(forgetful):
     """Negative control of the test above."""
     run = await history(forgetful, ["step", "step"])
-    run.store.goes_back(1)
+    await run.store.goes_back(1)
     await run.store.adopt(path_to(run.own, run.forks))
     for step in forgotten_steps(Weights(1, 0), {1: (0, 0)}, run.own, run.forks):
         await run.store.recommit(*step, [])
@@ -82,7 +97,7 @@ async def test_a_store_whose_version_alone_is_moved_on_does_not_know_what_the_we
 @pytest.mark.asyncio
 async def test_a_part_that_is_missing_is_named_and_the_store_left_alone(forgetful):
     run = await history(forgetful, ["step", "step", "step"])
-    run.store.goes_back(1)
+    await run.store.goes_back(1)
     del run.parts.trained[Weights(1, 1)]
     before = await run.store.stats()
     with pytest.raises(BufferError, match=r"forgotten step 1 of lineage 1.*start a new run"):
@@ -93,7 +108,7 @@ async def test_a_part_that_is_missing_is_named_and_the_store_left_alone(forgetfu
 @pytest.mark.asyncio
 async def test_a_store_with_another_past_is_refused(forgetful):
     run = await history(forgetful, ["step", "step", ("resume", 1.0), "step"])
-    run.store.goes_back(-2)  # lineage 1, version 2
+    await run.store.goes_back(-2)  # lineage 1, version 2
     await run.store.new_lineage(parent=Weights(1, 1), limits=run.store.limits)
     with pytest.raises(BufferError, match="lineage 2"):
         await recover(run.store, run.parts, forks=run.forks, own=run.own)
@@ -120,38 +135,54 @@ def lasting(run: Any) -> LastingBuffer:
     return buffer
 
 
+async def forgets_meanwhile(forgetful: Any, acts: list[Any], draw: Any, store: Any = None) -> None:
+    """The store forgets before a lease, before the groups are fetched, or before the commit."""
+    run = await history(forgetful, acts, store)
+    buffer = lasting(run)
+
+    async def forgets() -> None:
+        await run.store.remembers()
+        back = draw(st.one_of(st.none(), st.integers(0, len(run.store.moments) - 1), st.just("all")))
+        if back == "all":
+            await run.store.loses_everything()
+        elif back is not None:
+            await run.store.goes_back(back)
+
+    await buffer.announce(run.own, {"transport": "none"})
+    for _ in range(3):
+        await forgets()
+        lease = await run.leases(buffer)
+        await forgets()
+        try:
+            await buffer.payloads(lease)
+        except LeaseGone:
+            lease = await run.leases(buffer)
+            await buffer.payloads(lease)
+        await forgets()
+        await run.commits(buffer, lease)
+    await is_sound(run)
+    assert all(is_behind(found.store, found.own) for found in run.recovered)
+    announced = await buffer.announcement()
+    assert announced is None or announced[0].lineage == run.own.lineage
+
+
 @settings(deadline=None, max_examples=40)
 @given(acts, st.data())
 def test_at_whatever_moment_a_store_forgets_every_step_is_trained_once(forgetful, acts, data):
-    """The store forgets before a lease, before the groups are fetched, or before the commit."""
+    asyncio.run(forgets_meanwhile(forgetful, acts, data.draw))
 
-    def forgets(run: Any, when: str) -> None:
-        run.store.remembers()
-        back = data.draw(st.one_of(st.none(), st.integers(0, len(run.store.moments)), st.just("all")), label=when)
-        if back == "all":
-            run.store.loses_everything()
-        elif back is not None and back < len(run.store.moments):
-            run.store.goes_back(back)
 
+@settings(deadline=None, max_examples=12, phases=(Phase.explicit, Phase.reuse, Phase.generate))
+@given(acts, st.data())
+def test_at_whatever_moment_a_server_forgets_every_step_is_trained_once(forgetful, server_url, acts, data):
     async def check() -> None:
-        run = await history(forgetful, acts)
-        buffer = lasting(run)
-        await buffer.announce(run.own, {"transport": "none"})
-        for _ in range(3):
-            forgets(run, "lease")
-            lease = await run.leases(buffer)
-            forgets(run, "payloads")
-            try:
-                await buffer.payloads(lease)
-            except LeaseGone:
-                lease = await run.leases(buffer)
-                await buffer.payloads(lease)
-            forgets(run, "commit")
-            await run.commits(buffer, lease)
-        await is_sound(run)
-        assert all(is_behind(found.store, found.own) for found in run.recovered)
-        announced = await buffer.announcement()
-        assert announced is None or announced[0].lineage == run.own.lineage
+        store = await open_store(server_url)
+        try:
+            served = forgetful.ForgetfulServer(store)
+            await served.create()
+            await forgets_meanwhile(forgetful, acts, data.draw, served)
+        finally:
+            await store.close()
 
     asyncio.run(check())
 
@@ -175,7 +206,7 @@ async def test_the_same_leases_damaged_groups_are_an_error_of_their_own(forgetfu
     run = await history(forgetful, ["step"])
     buffer = lasting(run)
     lease = await run.leases(buffer)
-    run.store.now.model.payload.clear()
+    run.store.buffer.model.payload.clear()
     with pytest.raises(BufferError) as raised:
         await buffer.payloads(lease)
     assert not isinstance(raised.value, LeaseGone)
