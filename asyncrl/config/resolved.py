@@ -71,6 +71,18 @@ def _note_derived(tree: CommentedMap, recipe: Recipe) -> None:
         f"{derived.max_bytes} bytes; a full window reserves {'' if recipe.model.max_length else 'at least '}"
         f"{derived.reserved_bytes}, {derived.group_bytes} a group",
     )
+    if recipe.buffer.dynamic_sampling:
+        empty = recipe.buffer.max_empty_fills * recipe.learner.groups_per_step
+        _note(tree["buffer"], "max_empty_fills", f"{empty} groups in a row")
+    if recipe.buffer.max_uses > 1:
+        groups = recipe.learner.groups_per_step
+        _note(
+            tree["buffer"],
+            "max_uses",
+            f"about {groups / recipe.buffer.max_uses:g} of a step's {groups} groups are fresh",
+        )
+    if recipe.collector.min_members is not None:
+        _note(tree["collector"], "min_members", f"of {recipe.collector.group_size}")
     if recipe.collector.engine.slots is None:
         _note(tree["collector"]["engine"], "slots", f"{derived.engine_slots} requests at once")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import get_args
 
@@ -44,6 +45,38 @@ def test_unscored_members_do_not_count_and_get_zero(kind: Kind) -> None:
     with_unscored = of([1.0, math.nan, 0.0, math.nan], kind)
     assert [with_unscored[0], with_unscored[2]] == of([1.0, 0.0], kind)
     assert with_unscored[1] == with_unscored[3] == 0.0
+
+
+@given(
+    rewards=st.lists(st.one_of(st.floats(-10, 10, width=16), st.just(math.nan)), min_size=2, max_size=10),
+    other=st.floats(-3, 3, width=16),
+)
+def test_leave_one_out_compares_a_member_with_the_others_that_are_there(rewards: list[float], other: float) -> None:
+    """Against the definition, for any members that failed; another group changes nothing."""
+    found = of([*rewards, other, 1.0], "leave-one-out", [0] * len(rewards) + [1, 1])
+    for i, reward in enumerate(rewards):
+        others = [r for j, r in enumerate(rewards) if j != i and not math.isnan(r)]
+        expected = 0.0 if math.isnan(reward) or not others else reward - sum(others) / len(others)
+        assert found[i] == pytest.approx(expected, abs=1e-9)
+
+
+def test_leave_one_out_over_those_present_has_no_bias() -> None:
+    """Two answers of probability p and 1 - p, rewards 1 and 0, of three members one fails at random: over all outcomes
+    the mean of advantage x score function is the gradient of the expected reward, p (1 - p) in the logit."""
+    p = 0.3
+    mean = 0.0
+    for answers in itertools.product((1.0, 0.0), repeat=3):
+        chance = math.prod(p if answer else 1 - p for answer in answers)
+        for failed in range(3):
+            rewards = [math.nan if member == failed else answer for member, answer in enumerate(answers)]
+            worth = of(rewards, "leave-one-out")
+            terms = [
+                a * (answer - p)
+                for member, (a, answer) in enumerate(zip(worth, answers, strict=True))
+                if member != failed
+            ]
+            mean += chance / 3 * sum(terms) / 2
+    assert mean == pytest.approx(p * (1 - p))
 
 
 @pytest.mark.parametrize("kind", KINDS)
