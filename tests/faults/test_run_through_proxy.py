@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -48,3 +50,24 @@ async def test_where_a_put_has_no_identity_its_repetition_is_a_stranger(server_u
     async with proxied(server_url, every_other("put", Fault.LOST)) as proxy:
         report = await whole_run(proxy.url, recipe_of("put-twice", steps=STEPS), tmp_path, script=script)
     assert report.stats.refused_puts > 0, proxy.suffered
+
+
+@pytest.mark.faults
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.asyncio
+async def test_so_is_one_of_a_real_learner_and_a_real_engine(
+    server_url: str, tmp_path: Path, spawn: Callable[..., subprocess.Popen[str]]
+) -> None:
+    settings = ("run.name=real", f"run.max_steps={STEPS}", "run.output_dir=out")
+    options = [text for setting in settings for text in ("--set", setting)]
+    async with proxied(server_url, at_random(0)) as proxy:
+        learner = spawn("learner", "learner", "--buffer", proxy.url, *options)
+        collector = spawn("collector", "collector", "--buffer", proxy.url, "--run", "real", "--wait", "3m")
+        for name, process in (("learner", learner), ("collector", collector)):
+            code = await asyncio.to_thread(process.wait, 180)
+            assert code == 0, (tmp_path / f"{name}.log").read_text()
+        assert sum(proxy.suffered.values()) > STEPS
+    audited = spawn("audit", "buffer", "audit", "out", "--buffer", server_url)
+    assert await asyncio.to_thread(audited.wait, 60) == 0, (tmp_path / "audit.log").read_text()
+    assert f"archive: {STEPS} steps" in (tmp_path / "audit.log").read_text()
