@@ -167,12 +167,14 @@ class Store:
     async def runs(self) -> list[str]:
         """Names of the runs in this store."""
         found = []
-        async for key in self.client.scan_iter(match="asyncrl:{*}:run", count=1000):
-            found.append(key.decode()[len("asyncrl:{") : -len("}:run")])
+        async with self.answering("listing the runs"):
+            async for key in self.client.scan_iter(match="asyncrl:{*}:run", count=1000):
+                found.append(key.decode()[len("asyncrl:{") : -len("}:run")])
         return sorted(found)
 
     async def _hget(self, name: str, field: str) -> bytes | None:
-        value = await self.client.hget(f"{run_prefix(name)}:run", field)
+        async with self.answering(f"looking for run {name}"):
+            value = await self.client.hget(f"{run_prefix(name)}:run", field)
         return value if value is None or isinstance(value, bytes) else value.encode()
 
     async def _limits(self, name: str) -> Limits:
@@ -233,7 +235,8 @@ def checked_document(document: dict[str, Any], url: str) -> dict[str, Any]:
 
 
 async def open_store(url: str) -> Store:
-    """Connect, check and load the scripts. Raises BufferError naming the URL, what is wrong and the fix."""
+    """Connect, check and load the scripts. Raises BufferError naming the URL, what is wrong and the fix: StoreAway where
+    waiting may help."""
     if urlsplit(url).scheme not in ("redis", "rediss", "unix"):
         raise BufferError(f"store {shown(url)}: not a URL of a store; use redis://, rediss:// or unix://")
     for option in parse_qs(urlsplit(url).query, keep_blank_values=True):
@@ -276,7 +279,8 @@ async def _check(url: str) -> None:
                 f"store {shown(url)} shows a certificate that is not trusted here ({error}); name the authority that "
                 "signed it: rediss://...?ssl_ca_certs=/path/ca.crt"
             ) from None
-        raise BufferError(
+        kind = StoreAway if not isinstance(error, RedisError) or may_pass(error) else BufferError
+        raise kind(
             f"store {shown(url)} is unreachable ({str(error) or type(error).__name__}); start it with "
             "`asyncrl buffer serve`, or correct buffer.url"
         ) from None

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from asyncrl.buffers.base import Member
 from asyncrl.buffers.remote import RedisBuffer
-from asyncrl.buffers.store import Store, open_store
+from asyncrl.buffers.store import Store, StoreAway, open_store
 from asyncrl.config.errors import RecipeError
 from asyncrl.config.identity import recipe_hash
 from asyncrl.config.loading import recipe_from_document
@@ -214,14 +214,16 @@ async def _wait_for_run(url: str, run: str, wait_s: float, stop: asyncio.Event) 
     said = -SAY_AGAIN_S
     store: Store | None = None
     while not stop.is_set():
-        if store is None and await is_listening(url):
-            store = await open_store(url)
-        if store is None:
-            missing = f"a store at {masked(url)}: nothing listens there"
-        elif (buffer := await store.find_run(run)) is not None:
-            return store, buffer
-        else:
-            missing = f"run {run!r} in the store at {masked(url)}: no learner has created it"
+        missing = f"a store at {masked(url)}: nothing listens there"
+        try:
+            if store is None and await is_listening(url):
+                store = await open_store(url)
+            if store is not None:
+                if (buffer := await store.find_run(run)) is not None:
+                    return store, buffer
+                missing = f"run {run!r} in the store at {masked(url)}: no learner has created it"
+        except StoreAway as error:  # it reads its data, or is just being started again
+            missing = f"a store that serves: {error}"
         _model_error()  # most runs have a model: its libraries are imported while the learner gets ready
         waited = time.monotonic() - started
         if waited >= wait_s:

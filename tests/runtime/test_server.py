@@ -11,6 +11,7 @@ import redis.asyncio
 
 from asyncrl.buffers.base import BufferError
 from asyncrl.buffers.server import EmbeddedServer, is_loopback, url_of
+from asyncrl.buffers.store import StoreAway, open_store
 
 OWNER = """
 import asyncio, sys
@@ -162,6 +163,24 @@ async def test_the_append_only_file_stays_bounded_however_much_passes_through(tm
         # The file is looked at ten times a second, so it outgrows its limit by what passes meanwhile.
         assert most < 300 << 20, f"{most >> 20} MiB of append-only file for 1 MiB that is live"
         assert (await client.info("persistence"))["aof_rewrites"] >= 1
+
+
+@pytest.mark.asyncio
+async def test_a_store_that_still_reads_its_data_is_waited_for_and_one_that_refuses_is_not(tmp_path):
+    async def loading(reader, writer):
+        while await reader.read(1 << 16):
+            writer.write(b"-LOADING Valkey is loading the dataset in memory\r\n")
+        writer.close()
+
+    async with await asyncio.start_unix_server(loading, tmp_path / "s"):
+        with pytest.raises(StoreAway, match="is loading the dataset"):
+            await open_store(f"unix://{tmp_path / 's'}")
+    with pytest.raises(StoreAway, match="is unreachable"):
+        await open_store(f"unix://{tmp_path / 'nothing'}")
+    async with EmbeddedServer(tmp_path / "locked", listen=("127.0.0.1", free_port()), password="secret") as server:
+        with pytest.raises(BufferError, match="refused the login") as refused:
+            await open_store(server.url)
+        assert not isinstance(refused.value, StoreAway)
 
 
 async def answered(call):
