@@ -1,8 +1,6 @@
 """`asyncrl run` with real processes that are killed, stopped and continued. Each wait has a hard limit."""
 
-import json
 import signal
-from pathlib import Path
 
 import psutil
 import pytest
@@ -13,50 +11,6 @@ START_S = 90.0
 """Making the built-in model, once, and importing torch three times on two busy cores."""
 
 END_S = 60.0
-
-
-class Run:
-    """A run in a folder of its own, seen from outside: its processes and what it wrote."""
-
-    def __init__(self, start, descendants, folder: Path, *arguments: str) -> None:
-        self._descendants = descendants
-        self.working = folder
-        self.process = start("-m", "asyncrl.cli.main", "run", *arguments, cwd=folder)
-
-    @property
-    def folder(self) -> Path:
-        return next((self.working / "runs").iterdir())
-
-    def records(self) -> list[dict]:
-        try:
-            text = (self.folder / "metrics.jsonl").read_text()
-        except (OSError, StopIteration):
-            return []
-        return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
-
-    def steps(self) -> list[int]:
-        return [record["step"] for record in self.records() if "step" in record and "event" not in record]
-
-    def child(self, role: str) -> psutil.Process:
-        """The running learner or collector, by its command line."""
-        for process in psutil.Process(self.process.pid).children():
-            if role in process.cmdline():
-                return process
-        raise AssertionError(f"no {role} among the children of the run")
-
-    def tree(self) -> list[int]:
-        return [process.pid for process in self._descendants(self.process.pid)]
-
-
-@pytest.fixture
-def begin(start, descendants, eventually, tmp_path):
-    def begin(*arguments: str, steps: int = 2, max_steps: int = 500) -> Run:
-        run = Run(start, descendants, tmp_path, "--set", f"run.max_steps={max_steps}", *arguments)
-        assert eventually(START_S, lambda: len(run.steps()) >= steps or run.process.poll() is not None)
-        assert run.process.poll() is None, run.process.communicate()
-        return run
-
-    return begin
 
 
 def test_no_process_survives_a_supervisor_that_is_killed(begin, is_alive, eventually):
@@ -169,7 +123,7 @@ def test_the_folder_of_a_live_run_cannot_be_resumed(begin, start):
     assert run.process.poll() is None
 
 
-def rank_of(run: Run) -> psutil.Process:
+def rank_of(run) -> psutil.Process:
     """Rank 1 of the run's learner."""
     return next(p for p in psutil.Process(run.process.pid).children(recursive=True) if "--rank" in p.cmdline())
 
