@@ -235,8 +235,8 @@ def checked_document(document: dict[str, Any], url: str) -> dict[str, Any]:
 
 
 async def open_store(url: str) -> Store:
-    """Connect, check and load the scripts. Raises BufferError naming the URL, what is wrong and the fix: StoreAway where
-    waiting may help."""
+    """Connect, check and load the scripts. Raises BufferError naming the URL, what is wrong and the fix; it is a
+    StoreAway where waiting may help."""
     if urlsplit(url).scheme not in ("redis", "rediss", "unix"):
         raise BufferError(f"store {shown(url)}: not a URL of a store; use redis://, rediss:// or unix://")
     for option in parse_qs(urlsplit(url).query, keep_blank_values=True):
