@@ -17,6 +17,14 @@ USER, PASSWORD = "trainer", "s3cret-of-trainer"
 NEW_KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
 
 
+def program_path(name: str) -> str:
+    """Where the system's program is. The server in the wheel is built without TLS."""
+    found = shutil.which(name)
+    if found is None:
+        pytest.skip(f"no {name} on PATH (Debian: apt-get install {name})")
+    return found
+
+
 def openssl(folder: Path, *arguments: str) -> None:
     subprocess.run(["openssl", *arguments], cwd=folder, check=True, capture_output=True, timeout=20)
 
@@ -33,6 +41,8 @@ def signed(folder: Path, name: str, common_name: str) -> None:
 @pytest.fixture(scope="session")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """authority.crt, tls.crt, tls.key of a server at localhost, client.crt, client.key."""
+    for program in ("redis-server", "openssl"):
+        program_path(program)
     folder = tmp_path_factory.mktemp("certificates")
     of_authority = ("-keyout", "authority.key", "-out", "authority.crt", "-subj", "/CN=authority", "-days", "2")
     openssl(folder, "req", "-x509", *NEW_KEY, *of_authority)
@@ -54,9 +64,9 @@ def serve(tmp_path: Path) -> Iterator[Callable[[list[str]], None]]:
     started: list[subprocess.Popen[bytes]] = []
 
     def serve(lines: list[str]) -> None:
-        binary = shutil.which("redis-server")
-        assert binary is not None, "these tests need Redis 7 with TLS: apt-get install redis-server"
-        process = subprocess.Popen([binary, "-"], cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        process = subprocess.Popen(
+            [program_path("redis-server"), "-"], cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
         started.append(process)
         assert process.stdin is not None
         assert process.stdout is not None
