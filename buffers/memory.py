@@ -14,7 +14,6 @@ from typing import Any
 
 from asyncrl.buffers.base import (
     Beat,
-    Blocked,
     Commit,
     Damaged,
     FailKind,
@@ -32,6 +31,7 @@ from asyncrl.buffers.base import (
 )
 from asyncrl.buffers.reference.common import TicketState, Wait, Work
 from asyncrl.buffers.reference.model import Model
+from asyncrl.buffers.words import blocked_words, waiting_words
 from asyncrl.schema import digest
 from asyncrl.staleness import Weights
 
@@ -338,44 +338,6 @@ class MemoryBuffer:
 
     async def close(self) -> None:
         return None
-
-
-def waiting_words(ordinals: tuple[int, ...], owners: tuple[str, ...], members: int, since: float) -> Waiting:
-    """Who a learner waits for, said so that a person can act."""
-    if ordinals:
-        shown = ", ".join(map(str, ordinals[:4])) + (f" and {len(ordinals) - 4} more" if len(ordinals) > 4 else "")
-        reason = f"tickets {shown} on {', '.join(owners) or 'no collector'}"
-    elif members == 0:
-        reason = "a collector to join (none is connected)"
-    else:
-        reason = "collectors to serve weights of this lineage and take tickets"
-    return Waiting(ordinals, owners, reason, since)
-
-
-REFUSALS = {
-    "no_weights": ("weights of this lineage to serve", "the learner's announcement, then its own staging"),
-    "no_rows": ("a row that is not given out yet", "nobody: the data's rows and epochs are used up"),
-    "room": ("room: as much as the age bound allows is in work", "the learner's next commit"),
-    "due": ("room: another ticket would make a held one expire", "the learner's next commit"),
-    "steps": ("room: the steps that are left have their groups", "nobody, unless a ticket comes back"),
-    "bytes": ("bytes: buffer.max_bytes is reserved or held", "the learner's next commit"),
-    "turn": ("its turn among the waiting collectors", "its next beat"),
-}
-"""Guard that refuses a ticket (`Tickets._admit`) -> what its collector waits for, and who could end that."""
-
-
-def blocked_words(waiting: Waiting | None, refused: Sequence[tuple[str, str, float]]) -> tuple[Blocked, ...]:
-    """The learner, and (name, guard, since) of collectors, as rows of `asyncrl status`."""
-    found = []
-    if waiting is not None:
-        by = ", ".join(waiting.members) or (
-            "a collector" if not waiting.for_ordinals else "nobody: no collector owns them"
-        )
-        found.append(Blocked("learner", waiting.reason, waiting.since, by))
-    for name, guard, since in sorted(refused):
-        what, by = REFUSALS[guard]
-        found.append(Blocked(name, what, since, by))
-    return tuple(found)
 
 
 def checked_payloads(lease: Lease, payloads: Sequence[bytes | None]) -> list[bytes]:

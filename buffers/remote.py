@@ -24,7 +24,6 @@ from asyncrl.buffers.base import (
     Lease,
     Limits,
     Member,
-    MemberStats,
     PutResult,
     State,
     Stats,
@@ -32,59 +31,16 @@ from asyncrl.buffers.base import (
     TicketRow,
     Waiting,
 )
-from asyncrl.buffers.memory import DEADLINE_SLACK_S, blocked_words, checked_payloads, waiting_words
+from asyncrl.buffers.memory import DEADLINE_SLACK_S, checked_payloads
+from asyncrl.buffers.replies import header_doc, header_of, row_of, stats_of, weights_of
 from asyncrl.buffers.store import Store, answer_of, limits_doc, run_prefix, shown
+from asyncrl.buffers.words import waiting_words
 from asyncrl.staleness import Weights
 
 FETCH_GROUPS = 16  # groups a read: replies of several MB at once are slower than a few in turn
 SILENCE_S = 5.0  # beyond its own limit, after which a pop that did not return is given up and simply made again
 BROKEN_S = 0.05  # before looking again after a wait whose connection broke: the question itself has patience
 REWIND_WAIT_S = 1.0  # a rewind in progress answers "retry"; its end wakes the member earlier
-
-
-def weights_of(pair: Sequence[int] | None) -> Weights | None:
-    return Weights(int(pair[0]), int(pair[1])) if pair else None
-
-
-def header_doc(header: GroupHeader) -> dict[str, Any]:
-    result: dict[str, Any] = msgspec.to_builtins(header)
-    return result
-
-
-def header_of(doc: Mapping[str, Any]) -> GroupHeader:
-    return GroupHeader(
-        ordinal=doc["ordinal"],
-        attempt=doc["attempt"],
-        weights=Weights(*doc["weights"]),
-        oldest=doc["oldest"],
-        newest=doc["newest"],
-        spans=tuple(Weights(*s) for s in doc["spans"]),
-        tokens=doc["tokens"],
-        seconds=float(doc["seconds"]),
-        digest=doc["digest"],
-        reward=doc.get("reward"),
-        length=float(doc["length"]),
-    )
-
-
-def row_of(doc: Mapping[str, Any]) -> TicketRow:
-    uses = tuple(Weights(*use) for use in doc["uses"] or ())
-    return TicketRow(
-        ordinal=doc["ordinal"],
-        state=State(doc["state"]),
-        attempt=doc["attempt"],
-        reason=doc["reason"],
-        trained=uses[-1] if uses else None,
-        owner=doc["owner"],
-        lo=doc["lo"],
-        has_payload=doc["has_payload"],
-        size=doc["size"],
-        uses=uses,
-        losses=doc["losses"],
-        requeues=doc["requeues"],
-        left=doc["left"],
-        times={name: float(at) for name, at in (doc["times"] or {}).items()},
-    )
 
 
 class RedisBuffer:
@@ -343,61 +299,11 @@ class RedisBuffer:
         await self._call("finish", error=error)
 
     async def stats(self) -> Stats:
-        return self._stats(await self._call("stats"))
-
-    def _stats(self, reply: Mapping[str, Any]) -> Stats:
-        waiting = reply["waiting"] and waiting_words(
-            tuple(reply["waiting"]["ordinals"] or ()),
-            tuple(reply["waiting"]["owners"] or ()),
-            len(reply["members"] or ()),
-            float(reply["waiting"]["since"]),
-        )
-        members = [
-            MemberStats(
-                name=m["name"],
-                incarnation=m["incarnation"],
-                serving=weights_of(m["serving"]),
-                checksum=m["checksum"],
-                alive=m["alive"],
-                beat_age_s=float(m["age"]),
-                issued=m["issued"],
-                progress=m["info"],
-            )
-            for m in sorted(reply["members"] or [], key=lambda m: (m["name"], m["incarnation"]))
-        ]
-        return Stats(
-            run=self.run,
-            phase=reply["phase"],
-            lineage=reply["lineage"],
-            version=reply["version"],
-            tickets=reply["tickets"],
-            states={state: int(reply["states"].get(state, 0)) for state in State},
-            reasons={k: int(v) for k, v in reply["reasons"].items() if v},
-            lost_tokens={k: int(v) for k, v in reply["lost_tokens"].items()},
-            lost_seconds={k: float(v) for k, v in reply["lost_seconds"].items()},
-            refused_puts=reply["refused"],
-            bytes_reserved=reply["reserved"],
-            bytes_held=reply["held"],
-            bytes_kept=reply["kept"],
-            members=members,
-            waiting=waiting,
-            checkpoint=reply["checkpoint"],
-            forks={int(lineage): Weights(*origin) for lineage, origin in reply["forks"].items()},
-            dues={int(step): int(uses) for step, uses in reply["dues"].items()},
-            error=reply["error"],
-            returns={k: int(v) for k, v in reply["returns"].items()},
-            lost_reward=_means(reply["worth"], "reward"),
-            lost_length=_means(reply["worth"], "length"),
-            filtered_in_row=reply["filtered_in_row"],
-            quarantined=reply["quarantined"],
-            archived={k: int(v) for k, v in reply["archived"].items()},
-            blocked=blocked_words(waiting, [(name, why, float(at)) for name, why, at in reply["blocked"] or ()]),
-            time=float(reply["time"]),
-        )
+        return stats_of(self.run, await self._call("stats"))
 
     async def snapshot(self) -> tuple[Stats, list[TicketRow]]:
         reply = await self._call("snapshot")
-        return self._stats(reply["stats"]), [row_of(row) for row in reply["rows"] or []]
+        return stats_of(self.run, reply["stats"]), [row_of(row) for row in reply["rows"] or []]
 
     async def row(self, ordinal: int) -> TicketRow | None:
         reply = await self._call("row", ordinal=ordinal)
@@ -437,13 +343,6 @@ class RedisBuffer:
 def as_bytes(value: bytes | str | None) -> bytes | None:
     """The client is opened without decoding, so a value is bytes; its type says so only by configuration."""
     return value.encode() if isinstance(value, str) else value
-
-
-def _means(worth: Mapping[str, str], what: str) -> dict[str, float]:
-    """ "key|what" is a sum, "key|whats" how many it sums."""
-    ending = f"|{what}"
-    keys = [name.removesuffix(ending) for name in worth if name.endswith(ending)]
-    return {key: float(worth[f"{key}{ending}"]) / int(worth[f"{key}{ending}s"]) for key in keys}
 
 
 def _until(reply: Mapping[str, Any]) -> float:
