@@ -177,16 +177,17 @@ def split_rows(lengths: Sequence[int], budget: int) -> list[list[int]]:
 def microbatches(batch: Batch, among: NDArray[np.bool_], budget: int) -> list[Microbatch]:
     """Rows that have a trained token, split by `budget` tokens; together they hold every trained token once.
 
-    among bool [rows]: which rows are asked for."""
+    among bool [rows]: which rows are asked for. The rows of a group are sorted by their tokens, so that neighbours have
+    as much of their beginning in common as there is: what they share is computed once."""
+    ends = np.cumsum(batch.lengths)
+    tokens = [batch.token_ids.numpy()[end - n : end].tobytes() for n, end in zip(batch.lengths, ends, strict=True)]
     row_of = np.repeat(np.arange(len(batch.lengths)), batch.lengths)
     trained = np.bincount(row_of[batch.trained.numpy()], minlength=len(batch.lengths)) > 0
-    rows = np.flatnonzero(trained & among)
+    rows = np.array(sorted(np.flatnonzero(trained & among), key=lambda row: (batch.groups[row], tokens[row])), np.int64)
     result = []
     for portion in split_rows(batch.lengths[rows].tolist(), budget):
         chosen = rows[portion]
-        taken = np.zeros(len(batch.lengths), bool)
-        taken[chosen] = True
-        positions = np.flatnonzero(taken[row_of])
+        positions = np.concatenate([np.arange(ends[row] - batch.lengths[row], ends[row]) for row in chosen])
         lengths = np.concatenate([[0], np.cumsum(batch.lengths[chosen])])
         result.append(Microbatch(positions=torch.from_numpy(positions), cu_seqlens=torch.from_numpy(lengths)))
     return result

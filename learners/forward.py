@@ -62,7 +62,10 @@ class Layout:
         buckets: list[tuple[Tensor, int, int]] = []
         back = torch.empty(size, dtype=torch.int64)
         offset = 0
-        for rows in _buckets(lengths):
+        # A sequence that ends within the one before it has no output of its own. Numbers of places only grow.
+        last = places[torch.tensor(lengths).cumsum(0) - 1].numpy()
+        own = np.flatnonzero(last > np.maximum.accumulate([-1, *last[:-1]]))
+        for rows in _buckets(lengths, own.tolist()):
             longest = lengths[rows[0]]
             first = torch.tensor([starts[row] for row in rows])[:, None]
             tokens = torch.tensor([lengths[row] for row in rows])[:, None]
@@ -100,10 +103,10 @@ def shared_prefixes(token_ids: Tensor, lengths: list[int]) -> Tensor:
     return torch.from_numpy(places)
 
 
-def _buckets(lengths: list[int]) -> Iterator[list[int]]:
-    """Row indices by descending length, cut where a row is much shorter than the first of its bucket."""
+def _buckets(lengths: list[int], rows: list[int]) -> Iterator[list[int]]:
+    """`rows` by descending length, cut where a row is much shorter than the first of its bucket."""
     bucket: list[int] = []
-    for row in sorted(range(len(lengths)), key=lambda row: -lengths[row]):
+    for row in sorted(rows, key=lambda row: -lengths[row]):
         if bucket and lengths[row] < SHORTEST_IN_BUCKET * lengths[bucket[0]] and lengths[bucket[0]] > SHORT:
             yield bucket
             bucket = []

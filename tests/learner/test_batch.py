@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from asyncrl.learners.advantages import advantages
 from asyncrl.learners.batch import BoundBroken, check_ages, check_lineages, make_batch, microbatches, split_rows
+from asyncrl.learners.forward import shared_prefixes
 from asyncrl.schema import Trajectory, VersionSpan, pack, to_batch
 from asyncrl.staleness import Lineages, Weights
 
@@ -62,6 +63,18 @@ def test_micro_batches_hold_every_trained_token_once_whatever_the_budget(make_ro
         assert int(micro.cu_seqlens[-1]) == len(micro.positions)
     assert (seen[batch.trained.numpy()] == 1).all()
     assert seen.max(initial=0) <= 1
+
+
+def test_members_that_answer_alike_are_neighbours(make_row, make_group) -> None:
+    """Two answers in turn, in each of two groups: of twelve sequences of four tokens seven tokens are computed."""
+    rows = [
+        make_row([1, 2], answer, [-1.0, -1.0], reward=1.0, member=n) for n, answer in enumerate([[3, 4], [3, 5]] * 3)
+    ]
+    batch = make_batch(pack([to_batch(make_group(rows, ticket=n)) for n in range(2)]), version=0, max_age=0)
+    (micro,) = microbatches(batch, np.ones(12, bool), 1000)
+    places = shared_prefixes(batch.token_ids[micro.positions], [4] * 12)
+    assert int(places.max()) + 1 == 5 + 2  # 1 2 3 4 and 5; of the second group, which begins alike, 4 and 5
+    assert batch.groups[micro.positions.numpy()[::4] // 4].tolist() == [0] * 6 + [1] * 6
 
 
 @pytest.mark.parametrize(("versions", "why"), [([4, 2], "age 3"), ([6], "does not exist yet"), ([-1], "version -1")])

@@ -22,7 +22,7 @@ from transformers import (
     Qwen3Config,
 )
 
-from asyncrl.learners.forward import PACKED, pack_attention, shared_prefixes, token_logprobs
+from asyncrl.learners.forward import PACKED, Layout, pack_attention, shared_prefixes, token_logprobs
 
 SHAPE = {
     "vocab_size": 50,
@@ -151,6 +151,15 @@ def test_shared_beginnings_change_neither_logprobs_nor_gradients(name: str) -> N
     for a, b in zip(grads, wanted, strict=True):
         if a is not None and b is not None:
             torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-3)
+
+
+def test_a_sequence_that_ends_within_the_one_before_it_takes_no_part_in_attention() -> None:
+    rows = [[1, 2, 3], [1, 2, 3], [1, 2], [1, 4], [5], [5], [5, 6]]
+    lengths = [len(row) for row in rows]
+    places = shared_prefixes(torch.tensor([*chain(*rows)]), lengths)
+    layout = Layout.of(lengths, places.device, places)
+    assert [number for _, number, _ in layout.buckets] == [4]
+    assert layout.size == 6
 
 
 @given(
