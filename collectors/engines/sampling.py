@@ -27,7 +27,7 @@ def uniforms(seed: int, count: int) -> NDArray[np.float64]:
     Philox 4x64 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011): the key is the seed, the counter
     the position; hence equal on every machine and independent between neighbouring seeds. `seed` is in [0, 2**128).
     """
-    raw = np.random.Philox(_Key(seed)).random_raw(count)
+    raw = np.random.Philox(_Key(seed)).random_raw(count)  # type: ignore[arg-type]  # the stub lacks ISeedSequence
     return (raw >> _SPARE_BITS).astype(np.float64) * 2.0**-_GRID_BITS
 
 

@@ -36,6 +36,8 @@ class Stretches:
 
     def mark(self, position: int, served: Served) -> None:
         """Tokens from `position` on are sampled from `served`. Positions never decrease."""
+        if self._starts and self._starts[-1][1] is served:
+            return  # for nearly every token
         while self._starts and self._starts[-1][0] >= position:
             self._starts.pop()  # weights that came and went between two tokens sampled nothing
         if not self._starts or self._starts[-1][1] != served:
@@ -53,5 +55,7 @@ class Stretches:
 
 def token_versions(spans: Sequence[Span]) -> NDArray[np.int32]:
     """One version per token, int32 [T], from spans that cover tokens 0 .. T."""
-    versions = np.array([span.weights.version for span in spans], dtype=np.int32)
-    return np.repeat(versions, [span.end - span.start for span in spans])
+    versions = np.empty(spans[-1].end if spans else 0, dtype=np.int32)
+    for span in spans:
+        versions[span.start : span.end] = span.weights.version
+    return versions
