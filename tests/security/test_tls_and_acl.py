@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -56,6 +57,25 @@ async def test_a_store_that_serves_tls_is_reached_by_who_trusts_it_and_has_the_p
         assert "shows a certificate that is not trusted here" in await refused(f"rediss://:{PASSWORD}@{at}")
         assert "refused the login" in await refused(f"rediss://{at}{trusted}")
         assert "is unreachable" in await refused(f"redis://:{PASSWORD}@{at}")
+
+
+@pytest.mark.asyncio
+async def test_buffer_serve_says_where_it_serves_tls(tmp_path: Path, certificates: Path, free_port: int) -> None:
+    folder = folder_with(certificates, tmp_path / "tls", authority=False)
+    options = ("--listen", f"127.0.0.1:{free_port}", "--tls", str(folder), "--dir", str(tmp_path / "store"))
+    served = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "asyncrl.cli.main", "buffer", "serve", *options, stdout=asyncio.subprocess.PIPE
+    )
+    assert served.stdout is not None
+    try:
+        async with asyncio.timeout(30):
+            assert (await served.stdout.readline()).startswith(f"store rediss://127.0.0.1:{free_port}/0 ".encode())
+            await accepted(f"rediss://127.0.0.1:{free_port}/0?ssl_ca_certs={certificates}/authority.crt")
+            served.terminate()
+            assert await served.wait() == 0
+    finally:
+        if served.returncode is None:
+            served.kill()
 
 
 @pytest.mark.asyncio
