@@ -31,6 +31,12 @@ def test_frequencies_follow_the_distribution() -> None:
     assert np.all(np.abs(frequencies - p) < 5 * np.sqrt(p * (1 - p) / n))
 
 
+@given(seed=st.integers(0, 2**128 - 1))
+def test_uniforms_are_those_of_philox_keyed_by_the_seed(seed: int) -> None:
+    raw = np.random.Philox(key=seed).random_raw(9)
+    np.testing.assert_array_equal(uniforms(seed, 9), (raw >> np.uint64(12)) * 2.0**-52)
+
+
 @given(st.integers(0, 2**63 - 1), st.integers(1, 50), st.integers(0, 50))
 def test_uniforms_are_a_pure_function_of_seed_and_position(seed: int, count: int, more: int) -> None:
     short, long = uniforms(seed, count), uniforms(seed, count + more)
