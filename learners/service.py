@@ -15,6 +15,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -43,7 +44,7 @@ from asyncrl.learners.model import load_tokenizer, longest_sequence
 from asyncrl.learners.optimize import Update
 from asyncrl.learners.parallel import ALONE, Ranks
 from asyncrl.learners.phase import Phase, PhaseFile
-from asyncrl.learners.recovery import lineages_in, newest_known, recover
+from asyncrl.learners.recovery import Recovered, lineages_in, newest_known, recover
 from asyncrl.learners.summary import summarise
 from asyncrl.learners.trainer import Trainer
 from asyncrl.schema import span_weights
@@ -94,7 +95,7 @@ async def learn(
         limit_s=recipe.run.no_progress_s,
         stop=stop,
         recreate=recreate,
-        on_recovered=lambda found: metrics.write({"event": "recovered", "time": time.time(), **found.event()}),
+        on_recovered=partial(_write_recovered, metrics),
     )
     borne = cast(Buffer, lasting)
     evaluations = Evaluations(borne, run_dir / "eval", metrics, prompts=recipe.eval.prompts)
@@ -170,7 +171,7 @@ async def _begin(
     limits = limits_of(recipe, max_length=longest)
     checkpoint, lineage = None, None
     if resume is not None:
-        checkpoint, lineage = await _resume(buffer, run_dir, resume, limits)
+        checkpoint, lineage = await _resume(buffer, run_dir, resume, limits, metrics)
     source = model_path if checkpoint is None else checkpoint.folder
     await asyncio.to_thread(ranks.tell, Begin(checkpoint=None if checkpoint is None else str(checkpoint.folder)))
     trainer = await asyncio.to_thread(Trainer.load, recipe, model_path, checkpoint, ranks)
@@ -214,7 +215,9 @@ async def _begin(
     )
 
 
-async def _resume(buffer: Buffer, run_dir: Path, folder: Path, limits: Limits) -> tuple[Checkpoint | None, int | None]:
+async def _resume(
+    buffer: Buffer, run_dir: Path, folder: Path, limits: Limits, metrics: MetricsWriter
+) -> tuple[Checkpoint | None, int | None]:
     """The newest sound checkpoint that the buffer accepts, and the lineage that starts from it; (None, None) if the run
     ended before its first checkpoint. A store that has forgotten what led there is told first. Raises LearnerError if
     there are checkpoints and none will do."""
@@ -225,7 +228,8 @@ async def _resume(buffer: Buffer, run_dir: Path, folder: Path, limits: Limits) -
     for checkpoint in sound:
         forks = {**started, **checkpoint.manifest.forks}
         try:
-            await recover(buffer, archive, forks=forks, own=newest_known(forks, checkpoint.weights))
+            if found := await recover(buffer, archive, forks=forks, own=newest_known(forks, checkpoint.weights)):
+                _write_recovered(metrics, found)
             return checkpoint, await buffer.new_lineage(parent=checkpoint.weights, limits=limits)
         except Fenced:
             raise
@@ -240,6 +244,10 @@ async def _resume(buffer: Buffer, run_dir: Path, folder: Path, limits: Limits) -
     log.warning("%s holds no checkpoint: starting from the initial weights", folder)
     await recover(buffer, archive, forks=started, own=newest_known(started, Weights(0, 0)))
     return None, None
+
+
+def _write_recovered(metrics: MetricsWriter, found: Recovered) -> None:
+    metrics.write({"event": "recovered", "time": time.time(), **found.event()})
 
 
 async def _finish_with(buffer: Buffer, error: Exception) -> None:

@@ -137,6 +137,7 @@ def test_a_run_is_resumed_with_a_store_that_lost_everything(begin, start, eventu
     starts = [record for record in run.records() if record.get("event") == "start"]
     assert [record["lineage"] for record in starts] == [1, 2], "a name that weights had is not given again"
     assert starts[1]["version"] > 0
+    assert [event["store_version"] for event in recovered(run)] == [0]
     is_clean(run, start)
 
 
