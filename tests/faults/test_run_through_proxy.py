@@ -17,6 +17,7 @@ from tests.faults.runs import recipe_of, whole_run
 
 STEPS = 8
 SHARE = 0.1  # of all requests that suffer a fault
+SEEDS = (5, 7)  # with these the first 50 requests suffer each kind
 
 
 def at_random(seed: int) -> Callable[[bytes], Fault | None]:
@@ -27,7 +28,7 @@ def at_random(seed: int) -> Callable[[bytes], Fault | None]:
 
 @pytest.mark.faults
 @pytest.mark.asyncio
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", SEEDS)
 async def test_a_run_over_failing_connections_is_complete_and_its_audit_is_clean(
     server_url: str, tmp_path: Path, seed: int
 ) -> None:
@@ -61,13 +62,13 @@ async def test_so_is_one_of_a_real_learner_and_a_real_engine(
 ) -> None:
     settings = ("run.name=real", f"run.max_steps={STEPS}", "run.output_dir=out")
     options = [text for setting in settings for text in ("--set", setting)]
-    async with proxied(server_url, at_random(0)) as proxy:
+    async with proxied(server_url, at_random(SEEDS[0])) as proxy:
         learner = spawn("learner", "learner", "--buffer", proxy.url, *options)
         collector = spawn("collector", "collector", "--buffer", proxy.url, "--run", "real", "--wait", "3m")
         for name, process in (("learner", learner), ("collector", collector)):
             code = await asyncio.to_thread(process.wait, 180)
             assert code == 0, (tmp_path / f"{name}.log").read_text()
-        assert sum(proxy.suffered.values()) > STEPS
+        assert all(proxy.suffered.values()), proxy.suffered
     audited = spawn("audit", "buffer", "audit", "out", "--buffer", server_url)
     assert await asyncio.to_thread(audited.wait, 60) == 0, (tmp_path / "audit.log").read_text()
     assert f"archive: {STEPS} steps" in (tmp_path / "audit.log").read_text()
