@@ -15,7 +15,7 @@ from typing import TypeVar
 from asyncrl.buffers.archive import Archive, Stretch, Trained, branch_to
 from asyncrl.buffers.archive_ledger import Settled
 from asyncrl.buffers.base import FORFEITED, LIVE, Buffer, Limits, State, Stats, TicketRow
-from asyncrl.staleness import Lineages, Weights, due, due_test, in_window
+from asyncrl.staleness import Lineages, Weights, due_test, in_window, use_dues
 
 Key = TypeVar("Key")
 
@@ -105,26 +105,18 @@ def ledger_problems(stats: Stats, rows: Sequence[TicketRow], limits: Limits) -> 
 
 def _due_problems(stats: Stats, rows: Sequence[TicketRow], limits: Limits) -> list[str]:
     """Whether what is owed is what live tickets owe, and can be trained in time where the policy promises it."""
-    owing = [row for row in rows if row.state in (State.ISSUED, State.HELD) and row.lo is not None]
-    last = Counter(due(row.lo, limits.max_age) for row in owing if row.lo is not None)
-    if limits.max_uses == 1:
-        problems = _differences("tickets due at step", stats.dues, last)
-    else:  # a ticket may owe several uses, of which a row tells the last one's due only
-        problems = [
-            f"{count} tickets are due for the last time at step {step}, the store counts {stats.dues.get(step, 0)} uses"
-            for step, count in sorted(last.items())
-            if count > stats.dues.get(step, 0)
-        ]
+    owed: Counter[int] = Counter()
+    owing = [(row, row.lo) for row in rows if row.lo is not None]  # those at work, held and leased
+    for row, lo in owing:
+        left = use_dues(lo, limits.max_age, row.left)
+        owed.update(left[1:] if row.state is State.LEASED else left)
+    problems = _differences("uses due at step", stats.dues, owed)
     if stats.phase != "running" or limits.over_age != "wait":
         return problems
     first = stats.version + (1 if stats.states[State.LEASED] else 0)
     if not due_test(stats.dues, first_step=first, groups_per_step=limits.groups_per_step):
         problems.append(f"dues {dict(sorted(stats.dues.items()))} cannot all be trained in time from step {first} on")
-    expired = [
-        row
-        for row in owing
-        if row.lo is not None and not in_window(row.lo, version=stats.version, max_age=limits.max_age)
-    ]
+    expired = [row for row, lo in owing if not in_window(lo, version=stats.version, max_age=limits.max_age)]
     return problems + _named("expired under `wait`", expired)
 
 
