@@ -30,7 +30,13 @@ class Lines:
 
 
 class JsonLines(Lines):
-    """The same for a file with one JSON object a line."""
+    """The same for a metrics.jsonl: one JSON object a line."""
+
+    def __init__(self, path: Path, *, from_end: bool = False) -> None:
+        super().__init__(path)
+        # Not from its last byte: a torn last line is cut off by the writer that goes on (`MetricsWriter`).
+        if from_end:
+            self.whole_lines()
 
     def read(self) -> list[dict[str, Any]]:
         """The objects that were finished since the last call."""
