@@ -83,7 +83,9 @@ def lost_length_ratio(stats: Stats) -> float | None:
 def empty_fills(before: Stats, now: Stats, *, limit: int) -> str:
     """Why a batch will not be filled, "" while there is hope. before: at the last step. limit: groups that may be left
     out in a row (`buffer.max_empty_fills`)."""
-    row = now.filtered_in_row
+    row, at_first = now.filtered_in_row, before.filtered_in_row
+    if row >= at_first:
+        row -= at_first  # what went before this learner is another one's, perhaps of a task that was since repaired
     if row < limit:
         return ""
     reason = f"{State.FILTERED}/zero_variance"

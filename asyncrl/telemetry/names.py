@@ -103,7 +103,8 @@ STEP = (
         "price of the age bound and of filters, beside `wait_s` and `tokens_masked`; by `state/reason`",
         {
             "step_lost": "groups lost since the last step; `returned/reason`: thrown away to be generated again",
-            "step_lost_tokens": "the same in tokens; of work that was cancelled, those it had so far",
+            "step_lost_tokens": "the same in tokens; of work that was cancelled, those that were told by then: a lower "
+            "bound",
             "step_lost_seconds": "the same in collector-seconds; work that was taken away in progress, whatever for, "
             "is in `cancelled`",
             "lost": "groups generated and not trained, so far; `stale/run_end` is what was under way when the last "

@@ -212,7 +212,7 @@ def price(cost: Price) -> str:
     'waited 0%; masked 70 tokens'
     """
     parts = [f"waited {percent(cost.waited)}"]
-    ended = [f"lost {cost.groups} groups"] if cost.groups else []
+    ended = [f"lost {cost.groups} group{'s' if cost.groups > 1 else ''}"] if cost.groups else []
     ended += [f"redid {cost.again}"] if cost.again else []
     if ended:
         parts.append(f"{', '.join(ended)}: {count(cost.tokens)} tokens, {cost.seconds:.1f} s of collectors")

@@ -83,6 +83,14 @@ def test_a_batch_that_is_never_filled_is_explained_by_what_was_filtered_since(re
     assert f"of {reward:.3g} on average" in said
 
 
+def test_groups_that_were_filtered_before_this_learner_do_not_count() -> None:
+    reasons = {"reasons": {"filtered/zero_variance": 40}, "lost_reward": {"filtered/zero_variance": 0.0}}
+    old = stats(**reasons, filtered_in_row=40)
+    assert empty_fills(old, stats(**reasons, filtered_in_row=60), limit=30) == ""
+    assert empty_fills(old, stats(**reasons, filtered_in_row=70), limit=30) != ""
+    assert empty_fills(old, stats(**reasons, filtered_in_row=30), limit=30) != ""  # one was kept in between
+
+
 def test_the_uses_of_a_batch_are_counted() -> None:
     found = use_metrics(Lease(1, 4, 0, (3, 5, 8, 9), (), (1, 0, 0, 1)))
     assert (found["uses"], found["fresh"]) == ({"0": 2, "1": 2}, 0.5)
