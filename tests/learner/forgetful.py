@@ -10,7 +10,7 @@ from typing import Any
 from asyncrl.buffers.archive import Archive
 from asyncrl.buffers.base import Buffer, GroupHeader, Lease, Limits, Member
 from asyncrl.buffers.memory import MemoryBuffer
-from asyncrl.buffers.store import NoRun, Store
+from asyncrl.buffers.store import NoRun, Store, StoreAway
 from asyncrl.schema import digest
 from asyncrl.staleness import Weights
 
@@ -36,15 +36,25 @@ class Forgetful:
     def __init__(self) -> None:
         self.limits = LIMITS
         self.gone = False
+        self.away = 0  # calls that it does not answer from now on
+        self.answers_lost: set[int] = set()  # of the calls from now on, by their number
         self.moments: list[Any] = []
 
     def __getattr__(self, name: str) -> Any:
         """An operation, of whatever is there when it is called."""
 
         async def operation(*arguments: Any, **options: Any) -> Any:
+            if self.away:
+                self.away -= 1
+                raise StoreAway("nobody answers")
             if self.gone:
                 raise NoRun("there is no run of this name")
-            return await getattr(self.buffer, name)(*arguments, **options)
+            answer = await getattr(self.buffer, name)(*arguments, **options)
+            lost = 0 in self.answers_lost
+            self.answers_lost = {n - 1 for n in self.answers_lost if n > 0}
+            if lost:
+                raise StoreAway("nobody answers any more")
+            return answer
 
         return operation
 

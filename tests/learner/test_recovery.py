@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from asyncrl.buffers.archive import branch_to
 from asyncrl.buffers.audit import ledger_problems
 from asyncrl.buffers.base import BufferError, Fenced, State
-from asyncrl.buffers.store import open_store
+from asyncrl.buffers.store import StoreAway, open_store
 from asyncrl.learners.lasting import LastingBuffer, LeaseGone
 from asyncrl.learners.recovery import forgotten_steps, is_behind, path_to, recover
 from asyncrl.staleness import Weights
@@ -210,3 +210,38 @@ async def test_the_same_leases_damaged_groups_are_an_error_of_their_own(forgetfu
     with pytest.raises(BufferError) as raised:
         await buffer.payloads(lease)
     assert not isinstance(raised.value, LeaseGone)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("dies_at", range(12))
+async def test_an_outage_is_borne_also_in_the_middle_of_a_recovery(forgetful, monkeypatch, dies_at):
+    monkeypatch.setattr("asyncrl.buffers.patience.FIRST_PAUSE_S", 0.001)
+    run = await history(forgetful, ["step", ("resume", 1.0), "step", "step"])
+    buffer = lasting(run)
+    await buffer.announce(run.own, {"transport": "none"})
+    await run.store.goes_back(1)
+    run.store.away, run.store.answers_lost = 1, {dies_at}
+    await run.commits(buffer, await run.leases(buffer))
+    await is_sound(run)
+
+
+@pytest.mark.asyncio
+async def test_who_was_told_to_stop_does_not_wait_for_a_store(forgetful):
+    run = await history(forgetful, ["step"])
+    buffer = lasting(run)
+    buffer._stop.set()
+    run.store.away = 1
+    with pytest.raises(StoreAway):
+        await buffer.lease(*run.own, wait_s=0.0)
+    assert run.store.away == 0, "asked once"
+
+
+@pytest.mark.asyncio
+async def test_an_outage_beyond_the_limit_is_the_stores_own_error(forgetful, monkeypatch):
+    monkeypatch.setattr("asyncrl.buffers.patience.FIRST_PAUSE_S", 0.001)
+    run = await history(forgetful, ["step"])
+    buffer = lasting(run)
+    buffer._limit_s = 0.05
+    run.store.away = 1_000_000
+    with pytest.raises(StoreAway, match="nobody answers"):
+        await buffer.lease(*run.own, wait_s=0.0)
