@@ -23,7 +23,14 @@ SEEDS = (5, 7)  # with these the first 50 requests suffer each kind
 def at_random(seed: int) -> Callable[[bytes], Fault | None]:
     """Not while a process opens its store: it looks once what is there, and says so."""
     rng = random.Random(seed)
-    return lambda request: rng.choice(list(Fault)) if b"INFO" not in request and rng.random() < SHARE else None
+    opening = (b"HELLO", b"CLIENT", b"INFO")
+
+    def choose(request: bytes) -> Fault | None:
+        if any(command in request[:20] for command in opening) or rng.random() >= SHARE:
+            return None
+        return rng.choice(list(Fault))
+
+    return choose
 
 
 @pytest.mark.faults
