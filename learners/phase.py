@@ -5,6 +5,7 @@ The store sees a learner only when it calls: a learner that trains, publishes or
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import socket
@@ -17,6 +18,10 @@ import msgspec
 log = logging.getLogger(__name__)
 
 FILE = "learner.json"
+
+SETTLED_S = 0.25
+"""A phase is written once it has lasted so long: nobody can see shorter ones, and a small model's step has three of a few
+milliseconds each."""
 
 
 class Phase(StrEnum):
@@ -46,19 +51,29 @@ class PhaseFile:
 
     def __init__(self, run_dir: Path) -> None:
         self._path = run_dir / FILE
+        self._settling: asyncio.TimerHandle | None = None
 
     def enter(self, phase: Phase, *, step: int = 0) -> None:
-        """From now on the learner is in `phase`. A reader sees the old file or the new one, never half of one.
+        """From now on the learner is in `phase`; the file says so after SETTLED_S, of the first and the last phase at
+        once. A reader sees the old file or the new one, never half of one.
 
         A disk that is full is only logged: this ends no run, and hides no other error.
         """
+        if self._settling is not None:
+            self._settling.cancel()
         now = LearnerPhase(phase=phase, step=step, since=time.time(), pid=os.getpid(), host=socket.gethostname())
+        if phase in (Phase.STARTING, Phase.ENDED):
+            self._write(now)
+        else:
+            self._settling = asyncio.get_running_loop().call_later(SETTLED_S, self._write, now)
+
+    def _write(self, now: LearnerPhase) -> None:
         temporary = self._path.with_suffix(".tmp")
         try:
             temporary.write_bytes(msgspec.json.encode(now))
             temporary.replace(self._path)
         except OSError as error:
-            log.warning("`asyncrl status` will not know that the learner is %s: %s", phase, error)
+            log.warning("`asyncrl status` will not know that the learner is %s: %s", now.phase, error)
 
 
 def read(run_dir: Path) -> LearnerPhase | None:

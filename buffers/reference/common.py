@@ -216,6 +216,13 @@ class Common:
     def _wake_members(self) -> None:
         self.wakes.update(f"nudge:{incarnation}" for incarnation in self.members)
 
+    def _more_to_come(self) -> bool:
+        if self.returned or any(t.state is State.ISSUED for t in self.live.values()):
+            return True
+        return self.limits.max_tickets is None or self.next_ordinal < self.limits.max_tickets
+
     def _wake_learner(self) -> None:
-        if self.learner_waits is not None:
+        """No batch stands before B groups are held, but for the last one: until then there is nothing to look at."""
+        held = sum(t.state is State.HELD for t in self.live.values())
+        if self.learner_waits is not None and (held >= self.limits.groups_per_step or not self._more_to_come()):
             self.wakes.add("learner")

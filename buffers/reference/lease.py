@@ -52,11 +52,6 @@ class Leases(Puts):
             more_to_come=self._more_to_come(),
         )
 
-    def _more_to_come(self) -> bool:
-        if self.returned or any(t.state is State.ISSUED for t in self.live.values()):
-            return True
-        return self.limits.max_tickets is None or self.next_ordinal < self.limits.max_tickets
-
     def _lease(self, lease: LeaseState) -> Lease:
         headers = tuple(h for n in lease.ordinals if (h := self.all[n].header) is not None)
         uses = tuple(len(self.all[n].uses) for n in lease.ordinals)

@@ -109,8 +109,13 @@ end
 local function wake_members()
   for _, incarnation in ipairs(call('HKEYS', MEMBERS)) do wake('nudge:' .. incarnation) end
 end
+local function more_to_come()
+  if call('ZCARD', RETURNED) > 0 or call('ZCARD', ISSUED) > 0 then return true end
+  return limits.max_tickets == cjson.null or num('next') < limits.max_tickets
+end
+-- No batch stands before B groups are held, but for the last one: until then there is nothing to look at.
 local function wake_learner()
-  if R.learner_waits then wake('learner') end -- since when
+  if R.learner_waits and (call('ZCARD', HELD) >= limits.groups_per_step or not more_to_come()) then wake('learner') end
 end
 
 -- The last version of a lineage on the path from the current one: where the path leaves it, ENDLESS for the current

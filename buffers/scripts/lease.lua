@@ -25,11 +25,6 @@ local function held_candidates(padded_ordinals)
   return candidates(ordinals)
 end
 
-local function more_to_come()
-  if call('ZCARD', RETURNED) > 0 or call('ZCARD', ISSUED) > 0 then return true end
-  return limits.max_tickets == cjson.null or num('next') < limits.max_tickets
-end
-
 -- Whether, with this batch gone, everything else can still be trained in time from step V + 1 on. A batch trains each of
 -- its tickets once.
 local function dues_hold(batch)

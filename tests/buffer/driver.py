@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from itertools import zip_longest
 from typing import Any
 
+from asyncrl.buffers.audit import ledger_problems
 from asyncrl.buffers.base import (
     TERMINAL,
     BufferError,
@@ -95,7 +96,6 @@ class Driver:
     archive: dict[int, TicketRow] = field(default_factory=dict)  # rows that have left the store
     tokens_of: dict[tuple[int, int], list[Weights]] = field(default_factory=dict)  # (ordinal, attempt) -> spans put
     born: int = 0
-    compare_every: int = 1
     acts: int = 0
 
     @property
@@ -368,8 +368,10 @@ class Driver:
         self.acts += 1
         check_model(self.buffers[0].model)
         self._check_uses()
-        if len(self.buffers) > 1 and self.acts % self.compare_every == 0:
+        if len(self.buffers) > 1:
             await self.every("snapshot")
+        if self.acts % 10 == 0 and (problems := ledger_problems(*await self.buffers[0].snapshot(), self.limits)):
+            raise Broken(f"audit: {problems}")
 
     def _check_uses(self) -> None:
         """Relative to the surviving weights, each ticket is trained exactly as often as the ledger says."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import socket
@@ -119,12 +120,17 @@ def test_a_process_of_this_host_is_looked_at():
     assert process_of({}) == process_of({"pid": "1", "host": None}) == "its process"
 
 
-def test_the_learner_says_what_it_does_and_a_reader_never_sees_half(tmp_path):
+@pytest.mark.asyncio
+async def test_the_learner_says_what_it_does_and_a_reader_never_sees_half(tmp_path):
     assert read(tmp_path) is None
     file = PhaseFile(tmp_path)
     file.enter(Phase.STARTING)
+    assert read(tmp_path).phase == Phase.STARTING
+    file.enter(Phase.TRAINING, step=12)  # over before anybody could see it
     file.enter(Phase.LEASING, step=13)
-    found = read(tmp_path)
+    async with asyncio.timeout(10):
+        while (found := read(tmp_path)).phase == Phase.STARTING:
+            await asyncio.sleep(0.01)
     assert (found.phase, found.step, found.pid, found.host) == (Phase.LEASING, 13, os.getpid(), HERE)
     assert [path.name for path in tmp_path.iterdir()] == ["learner.json"]
     (tmp_path / "learner.json").write_text("{}")
@@ -133,8 +139,8 @@ def test_the_learner_says_what_it_does_and_a_reader_never_sees_half(tmp_path):
 
 
 def test_a_full_disk_ends_no_run(tmp_path, caplog):
-    PhaseFile(tmp_path / "missing").enter(Phase.TRAINING, step=1)
-    assert "`asyncrl status` will not know that the learner is training" in caplog.text
+    PhaseFile(tmp_path / "missing").enter(Phase.STARTING)
+    assert "`asyncrl status` will not know that the learner is starting" in caplog.text
 
 
 def test_what_the_learner_does_is_told_by_its_file_or_else_by_the_store():
