@@ -85,7 +85,7 @@ class LastingBuffer:
         except StoreAway:
             raise
         except BufferError as error:
-            if not await self._heal(error) and isinstance(error, Fenced):
+            if not await self._heal() and isinstance(error, Fenced):
                 raise
             # What the store refuses is a lease that it has forgotten. The weights have learned from that batch.
             tickets = await tickets_of(self._archive, Weights(lineage, step))
@@ -98,7 +98,7 @@ class LastingBuffer:
         except StoreAway:
             raise
         except BufferError as error:
-            await self._heal(error)
+            await self._heal()
             if await self._last(lambda: self._buffer.lease(lease.lineage, lease.step, wait_s=0.0)) == lease:
                 raise
             raise LeaseGone(f"the store has forgotten the lease of step {lease.step}: lease again") from error
@@ -124,28 +124,30 @@ class LastingBuffer:
                 return await self._bear(call)
             except StoreAway:
                 raise
-            except BufferError as error:
-                if healed == self._healed and not await self._heal(error):  # else it was healed by another call
+            except BufferError:
+                if healed == self._healed and not await self._heal():  # else it was healed by another call
                     raise
         return await self._bear(call)
 
     async def _bear(self, call: Callable[[], Awaitable[T]]) -> T:
         return await patiently(call, limit_s=self._limit_s, bears=StoreAway, until=self._stop)
 
-    async def _heal(self, error: BufferError) -> bool:
-        """Whether `error` came from a store that had forgotten something and now knows it again."""
+    async def _heal(self) -> bool:
+        """Whether the store, which has refused something, had forgotten something and now knows it again."""
         if self._position is None:
             return False
         healed = self._healed
         async with self._healing:
             if healed != self._healed:  # by another call, meanwhile
                 return True
-            if isinstance(error, NoRun):
+            try:
+                stats = await self._bear(self._buffer.stats)
+            except NoRun as gone:
                 if self._recreate is None:
-                    return False
-                log.warning("%s; creating it again", error)
+                    raise
+                log.warning("%s; creating it again", gone)
                 await self._bear(self._recreate)
-            stats = await self._bear(self._buffer.stats)
+                stats = await self._bear(self._buffer.stats)
             forks, own = self._position()
             if not is_behind(Weights(stats.lineage, stats.version), own):
                 return False
