@@ -36,7 +36,7 @@ from asyncrl.tasks.base import TaskError
 from asyncrl.telemetry.console import RunConsole
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
 log = logging.getLogger(__name__)
 
@@ -74,8 +74,7 @@ async def learner(recipe: Recipe, *, url: str, folder: Path, resume: bool, stop:
         model_path = await asyncio.to_thread(models.resolve, recipe)
         use_threads(model_path, recipe.learner.ranks, deterministic=recipe.run.deterministic)
         buffer = await _claim_run(store, recipe, model_path, resume=resume)
-        from asyncrl.learners.arithmetic import fix_order  # loads torch, as do the next
-        from asyncrl.learners.model import ModelError
+        from asyncrl.learners.arithmetic import fix_order  # loads torch
 
         if recipe.run.deterministic:
             fix_order()
@@ -97,7 +96,7 @@ async def learner(recipe: Recipe, *, url: str, folder: Path, resume: bool, stop:
                         recreate=partial(_create_run, store, recipe, model_path),
                     )
 
-        await _work(work(), "the learner", bad_input=(ModelError,))
+        await _work(work(), "the learner", bad_input=lambda: (_model_error(),))
     finally:
         await store.close()
 
@@ -114,7 +113,7 @@ async def learner_rank(recipe: Recipe, *, url: str, rank: int, meeting: Path) ->
         if buffer is None:
             raise RunNotFound(f"the store at {masked(url)} has no run {recipe.run.name!r}")
         ranks = await asyncio.to_thread(meet, recipe, rank, meeting)
-        await _work(follow(recipe, buffer, ranks, model_path=model_path), f"learner rank {rank}", bad_input=())
+        await _work(follow(recipe, buffer, ranks, model_path=model_path), f"learner rank {rank}", bad_input=tuple)
         ranks.close()
     finally:
         await store.close()
@@ -136,17 +135,15 @@ async def collector(
     store, buffer = found
     try:
         recipe = recipe_from_document(buffer.recipe, overrides=overrides)
-        bad_input: tuple[type[Exception], ...] = (DataError, TaskError)
         model_path: Path | None = None
         if not isinstance(recipe.collector.engine, SimulatedEngine):
-            bad_input += (_model_error(),)
             model_path = await asyncio.to_thread(models.resolve, recipe)
             use_threads(model_path, deterministic=recipe.run.deterministic)
         member = Member(name=name, incarnation=uuid.uuid4().hex)
         await _work(
             collect(recipe, buffer, member, model_path=model_path, stop=stop),
             f"collector {name}",
-            bad_input=bad_input,
+            bad_input=lambda: (DataError, TaskError, _model_error()),
         )
     finally:
         await store.close()
@@ -242,15 +239,16 @@ async def _wait_for_run(url: str, run: str, wait_s: float, stop: asyncio.Event) 
     return None
 
 
-async def _work(work: Awaitable[None], what: str, *, bad_input: tuple[type[Exception], ...]) -> None:
-    """`bad_input`: what only the work itself can find out to be wrong with the recipe; passes unchanged."""
+async def _work(work: Awaitable[None], what: str, *, bad_input: Callable[[], tuple[type[Exception], ...]]) -> None:
+    """`bad_input`: what only the work itself can find out to be wrong with the recipe; passes unchanged. Asked for once
+    there is an error, since its classes take long to import."""
     try:
         await work
-    except bad_input:
-        raise
     except RankLost as error:  # says all there is to say; where it was noticed tells nothing
         raise RunFailed(f"{what} failed: {error}") from error
     except Exception as error:
+        if isinstance(error, bad_input()):
+            raise
         log.exception("%s failed", what)
         raise RunFailed(f"{what} failed: {type(error).__name__}: {error}") from error
 

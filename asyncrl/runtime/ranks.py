@@ -7,6 +7,7 @@ have open to rank 0 closes with them, so that no collective of its own waits for
 from __future__ import annotations
 
 import asyncio
+import importlib
 import signal
 import tempfile
 import time
@@ -59,6 +60,8 @@ async def ranks_of(recipe: Recipe, *, url: str, folder: Path, stop: asyncio.Even
         processes = RankProcesses(size, folder=folder, meeting=Path(meeting), limit_s=recipe.run.no_progress_s)
         try:
             await processes.start(recipe, url)
+            # They import for seconds; so does this process, at the same time.
+            await asyncio.to_thread(importlib.import_module, "asyncrl.learners.service")
             if not await processes.met(stop):
                 yield None
                 return
