@@ -14,9 +14,9 @@ from asyncrl.benchmarks.frame import Row, Say
 from asyncrl.benchmarks.pipeline_model import Outcome, Pipeline, simulate
 from asyncrl.benchmarks.simulated import Observed, observe
 
-STEP_S = 1.0
-"""Seconds of a step. What asyncrl does between two steps takes milliseconds, whatever a step takes: with steps of a
-second, which are short ones, it weighs as it should; with shorter ones the benchmark would measure the scheduler."""
+STEP_S = 1.5
+"""Seconds of a step. What asyncrl does between two steps takes tens of milliseconds, whatever a step takes: this is a
+short step still, and with a shorter one the benchmark would measure how busy its two cores are."""
 
 TOGETHER = 4
 """Settings that run at once: each of them waits nearly all the time, and keeps a fifth of a core busy."""

@@ -25,7 +25,7 @@ SIGMAS = 3.0
 """How far a run's losses may be from the model's, in standard deviations of the model over other lengths: of 18 numbers
 that differ by chance alone, one in twenty sets has one beyond."""
 
-STEPS, QUICK_STEPS = 40, 15
+STEPS, QUICK_STEPS = 30, 12
 UNBOUND = 8  # the age allowed in the control
 JUDGED = Pipeline(k=1, policy="drop", steps=STEPS)  # what the control is judged as
 

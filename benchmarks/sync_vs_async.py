@@ -86,7 +86,7 @@ def tiny_targets(rows: list[Row]) -> list[Target]:
 
 def simulated_rows(folder: Path, *, quick: bool, say: Say) -> tuple[list[Row], Row]:
     """One row per policy and age, and the control."""
-    base = Pipeline(k=0, B=8, steps=15) if quick else Pipeline(k=0, steps=40)
+    base = Pipeline(k=0, B=8, steps=12) if quick else Pipeline(k=0, steps=30)
     ages = (0, 1, 4) if quick else (0, 1, 2, 4, 8)
     settings = [replace(base, policy=policy, k=k) for policy in POLICIES for k in ages]
     control = replace(base, policy="wait", k=UNBOUND)
