@@ -14,6 +14,7 @@ from typing import Any
 from asyncrl.buffers.base import Buffer
 from asyncrl.buffers.concurrency import end_all
 from asyncrl.staleness import Weights
+from asyncrl.telemetry.documents import write_document
 from asyncrl.telemetry.metrics import MetricsWriter
 
 log = logging.getLogger(__name__)
@@ -71,7 +72,7 @@ class Evaluations:
             pass
         self._folder.mkdir(parents=True, exist_ok=True)
         path = self._folder / f"{name}.json"
-        path.write_text(json.dumps(result, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        write_document(path, result)
         event = {
             "event": "eval",
             "time": time.time(),

@@ -10,7 +10,6 @@ survived.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -49,6 +48,7 @@ from asyncrl.learners.summary import summarise
 from asyncrl.learners.trainer import Trainer
 from asyncrl.schema import span_weights
 from asyncrl.staleness import Lineages, Weights
+from asyncrl.telemetry.documents import write_document
 from asyncrl.telemetry.metrics import MetricsWriter, read_metrics
 from asyncrl.weights.base import Publisher
 from asyncrl.weights.build import publisher
@@ -483,8 +483,7 @@ class _Learner:
             stats=stats,
             stopped=stopped,
         )
-        text = json.dumps(summary, indent=2, ensure_ascii=False, allow_nan=False)
-        (self.run_dir / "summary.json").write_text(text + "\n", encoding="utf-8")
+        write_document(self.run_dir / "summary.json", summary)
         self.metrics.write({"event": "end", "time": time.time(), "version": self.version, "stopped": stopped})
 
 

@@ -7,9 +7,8 @@ it would have had, bit for bit.
 
 from __future__ import annotations
 
-import json
 import logging
-import os
+import math
 import shutil
 import time
 from collections.abc import Callable, Mapping
@@ -34,6 +33,7 @@ from asyncrl.learners.trained import load_trained
 from asyncrl.staleness import Lineages, Weights
 from asyncrl.tasks.chat import end_token_ids
 from asyncrl.tasks.order import row_index
+from asyncrl.telemetry.documents import write_document
 from asyncrl.telemetry.metrics import MetricsWriter
 
 log = logging.getLogger(__name__)
@@ -204,7 +204,7 @@ class _Training:
             {
                 "step": self.step,
                 "time": time.time(),
-                "epoch": self.step * sft.examples_per_step / len(self.examples.train),
+                "epoch": self._rows_until(self.step) / len(self.examples.train),
                 "loss": nll / tokens,
                 "grad_norm": update.grad_norm,
                 "learning_rate": update.learning_rate,
@@ -225,15 +225,18 @@ class _Training:
             self.checkpoint()
 
     def _rows_of_step(self) -> list[Example]:
-        """The next `examples_per_step` in the order of seed and position; without `run.max_steps`, no more than make
-        whole epochs."""
-        sft, train = self.recipe.sft, self.examples.train
-        first = self.step * sft.examples_per_step
-        last = first + sft.examples_per_step
-        if self.recipe.run.max_steps is None:
-            last = min(last, sft.epochs * len(train))
+        """The next ones in the order of seed and position."""
+        train = self.examples.train
         seed, shuffle = self.recipe.run.seed, self.recipe.data.shuffle
-        return [train[row_index(n, len(train), seed=seed, shuffle=shuffle)] for n in range(first, last)]
+        positions = range(self._rows_until(self.step), self._rows_until(self.step + 1))
+        return [train[row_index(n, len(train), seed=seed, shuffle=shuffle)] for n in positions]
+
+    def _rows_until(self, step: int) -> int:
+        """How many rows the first `step` steps take: `examples_per_step` each, but without `run.max_steps` no more than
+        make whole epochs."""
+        sft = self.recipe.sft
+        rows = step * sft.examples_per_step
+        return rows if self.recipe.run.max_steps else min(rows, sft.epochs * len(self.examples.train))
 
     @torch.no_grad()
     def measure(self) -> None:
@@ -281,20 +284,25 @@ class _Training:
             "step": self.step,
             "steps": self.steps,
             "tokens": self.tokens_total,
-            "heldout_loss_before": self.heldout_before,
-            "heldout_loss": self.heldout_loss if self.measured == self.step else None,
+            "heldout_loss_before": _if_finite(self.heldout_before),
+            "heldout_loss": _if_finite(self.heldout_loss) if self.measured == self.step else None,
             "rows": len(self.examples.train),
             "skipped_rows": dict(self.examples.skipped),
             "model": None if stopped else str(self.run_dir / MODEL),
             "stopped": stopped,
         }
-        (self.run_dir / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+        write_document(self.run_dir / "summary.json", summary)
         self.write({"event": "end", "time": time.time(), **summary})
+
+
+def _if_finite(loss: float | None) -> float | None:
+    """JSON has no NaN; None says as well that there is no such number."""
+    return loss if loss is not None and math.isfinite(loss) else None
 
 
 def save_alone(model: PreTrainedModel, tokenizer: Any, target: Path) -> None:
     """The model and its tokenizer, nothing to resume from; adapters merged. Complete or not there."""
-    building = target.with_name(f".{target.name}.{os.getpid()}")
+    building = target.with_name(f".{target.name}.building")  # a fixed name: what a killed process left goes away
     shutil.rmtree(building, ignore_errors=True)
     building.mkdir()
     save_model(model, building)

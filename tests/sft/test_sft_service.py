@@ -131,6 +131,8 @@ def test_each_epoch_takes_every_row_once_in_an_order_of_its_own(train: Train, mo
     assert max(Counter(flat[:rows]).values()) == 1
     assert flat[:rows] != flat[rows:]
     assert events(records, "start")[0]["steps"] == len(taken) == -(-2 * rows // 8)
+    assert len(taken[-1]) < 8
+    assert steps_of(records)[-1]["epoch"] == 2.0, "the last step was a smaller one"
 
 
 def test_the_learning_rate_warms_up_and_falls_or_stays(train: Train) -> None:
@@ -223,6 +225,21 @@ def test_a_training_may_be_extended_after_its_end(train: Train) -> None:
     train(lr_scheduler_type="constant")
     more = train(resume=True, run={"max_steps": STEPS + 2}, lr_scheduler_type="constant")
     assert [record["step"] for record in steps_of(more)] == [STEPS + 1, STEPS + 2]
+
+
+def test_a_loss_that_is_no_number_is_null_in_the_summary(
+    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    accumulate = sft_service.accumulate
+
+    def diverged(model: Any, examples: Any, **options: Any) -> float:
+        return accumulate(model, examples, **options) if torch.is_grad_enabled() else float("nan")
+
+    monkeypatch.setattr(sft_service, "accumulate", diverged)
+    train()
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text(), parse_constant=pytest.fail)
+    assert summary["step"] == STEPS
+    assert (summary["heldout_loss_before"], summary["heldout_loss"]) == (None, None)
 
 
 @pytest.fixture
