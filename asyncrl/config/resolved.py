@@ -79,7 +79,7 @@ def _note_derived(tree: CommentedMap, recipe: Recipe) -> None:
         _note(
             tree["buffer"],
             "max_uses",
-            f"about {groups / recipe.buffer.max_uses:g} of a step's {groups} groups are fresh",
+            f"{groups / recipe.buffer.max_uses:g} of a step's {groups} groups are fresh, or more",
         )
     if recipe.collector.min_members is not None:
         _note(tree["collector"], "min_members", f"of {recipe.collector.group_size}")
