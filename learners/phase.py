@@ -20,8 +20,8 @@ log = logging.getLogger(__name__)
 FILE = "learner.json"
 
 SETTLED_S = 0.25
-"""A phase is written once it has lasted so long: nobody can see shorter ones, and a small model's step has three of a few
-milliseconds each."""
+"""A phase is written once it has lasted so long: nobody can see shorter ones, and a small model's step has three of a
+few milliseconds each."""
 
 
 class Phase(StrEnum):
