@@ -8,7 +8,10 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import sys
+import tempfile
+from contextlib import suppress
 
 import msgspec
 
@@ -30,23 +33,26 @@ MARK = "\0task error\0"
 
 async def check_custom(task: CustomTask, *, seed: int) -> None:
     """Raise TaskError if the task cannot be built here, in the words `build_task` has for it."""
-    process = await asyncio.create_subprocess_exec(
-        *tether.command([sys.executable, "-P", "-m", __name__]),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.DEVNULL,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    request = msgspec.json.encode({"type": task.type, "args": task.args, "seed": seed})
-    try:
-        async with asyncio.timeout(LIMIT_S):
-            _, said = await process.communicate(request)
-    except TimeoutError:
-        raise TaskError(f"task.type {task.type}: it was not built within {LIMIT_S:.0f} s") from None
-    finally:
-        if process.returncode is None:
-            process.kill()
+    # A file, not a pipe: a process that the module started and left behind would keep the pipe open.
+    with tempfile.TemporaryFile() as said:
+        process = await asyncio.create_subprocess_exec(
+            *tether.command([sys.executable, "-P", "-m", __name__]),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=said,
+            start_new_session=True,
+        )
+        try:
+            async with asyncio.timeout(LIMIT_S):
+                await process.communicate(msgspec.json.encode({"type": task.type, "args": task.args, "seed": seed}))
+        except TimeoutError:
+            raise TaskError(f"task.type {task.type}: it was not built within {LIMIT_S:.0f} s") from None
+        finally:
+            with suppress(ProcessLookupError, PermissionError):  # nothing is left of it and of what it started
+                os.killpg(process.pid, signal.SIGKILL)
             await process.wait()
-    text = said.decode(errors="replace")
+        said.seek(0)
+        text = said.read().decode(errors="replace")
     if process.returncode == WRONG:
         raise TaskError(text.rpartition(MARK)[2].strip())
     if process.returncode != BUILT:
