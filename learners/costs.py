@@ -56,7 +56,8 @@ def grown(before: Mapping[str, float], now: Mapping[str, float]) -> dict[str, fl
 
 
 def use_metrics(lease: Lease) -> dict[str, Any]:
-    """How often the groups of a batch were trained before it, and the share of those that never were."""
+    """How often the groups of a batch were trained before it, the share of those that never were, and in which attempt
+    the groups came, mean."""
     counts: dict[str, int] = {}
     for uses in sorted(lease.uses):
         counts[str(uses)] = counts.get(str(uses), 0) + 1

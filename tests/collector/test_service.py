@@ -401,8 +401,9 @@ async def test_cancelled_work_reaches_the_engine_which_samples_nothing_more_of_i
 # --- filters --------------------------------------------------------------------------------------------------------
 
 
-async def test_groups_without_variance_are_left_out_and_others_take_their_place(kit):
-    recipe = kit.recipe(buffer={"dynamic_sampling": True})
+@pytest.mark.parametrize("age", [0, 1])
+async def test_groups_without_variance_are_left_out_and_others_take_their_place(kit, age):
+    recipe = kit.recipe(buffer={"dynamic_sampling": True, "max_trajectory_age": age})
     buffer = kit.buffer(recipe)
     learner = kit.learner(buffer)
     async with kit.collecting(recipe, buffer):
