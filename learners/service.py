@@ -105,7 +105,7 @@ async def learn(
     phase.enter(Phase.STARTING)
     try:
         learner = await _begin(recipe, borne, run_dir, model_path, resume, metrics, transport, ranks, phase)
-        gc.freeze()  # what is loaded by now stays: a full collection would look through all of it for tenths of a second
+        gc.freeze()  # what is loaded by now stays: a full collection looks through it for tenths of a second
         lasting.trains(lambda: (learner.lineages.forks, learner.weights))
         try:
             await _train(learner, evaluations, stop)
