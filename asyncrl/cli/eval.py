@@ -107,9 +107,12 @@ def eval(
 def _tell(document: dict[str, Any], file: Path | None) -> None:
     from asyncrl.telemetry.evaluation import render
 
-    if file is not None:
-        file.write_text(json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
-    render(document, terminal=sys.stdout.isatty(), file=sys.stdout)
+    try:
+        if file is not None:
+            text = json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False)
+            file.write_text(text + "\n", encoding="utf-8")
+    finally:  # where the file cannot be written, what took minutes is at least seen
+        render(document, terminal=sys.stdout.isatty(), file=sys.stdout)
 
 
 @contextmanager

@@ -143,7 +143,8 @@ def _with_model(recipe: str, folder: Path, overrides: Sequence[str]) -> Recipe:
     """The recipe with the model in `folder` as its own."""
     if MODEL_PATH in flatten(override_document(overrides)):
         raise TargetError(f"--set {MODEL_PATH}: the model is {folder}; to evaluate another one give a recipe")
-    own = f"{MODEL_PATH}={json.dumps(str(folder))}"  # JSON text in quotes is YAML
+    path = str(folder).replace("${", "$${")  # no variable of the environment
+    own = f"{MODEL_PATH}={json.dumps(path, ensure_ascii=False)}"  # JSON text in quotes is YAML, but for escaped pairs
     return load_recipe(recipe, overrides=[*overrides, own], single_process=True).recipe
 
 

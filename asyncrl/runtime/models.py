@@ -90,8 +90,9 @@ def find_tokenizer(recipe: Recipe) -> Path | None:
 def threads(folder: Path | None) -> int:
     """How many threads torch should use for this model: OMP_NUM_THREADS if set, 1 for a small one, whose operations are
     too short to be split, else half of the cores: learner and collector of a host share them."""
-    if os.environ.get("OMP_NUM_THREADS", "").isdecimal():
-        return int(os.environ["OMP_NUM_THREADS"])
+    given = os.environ.get("OMP_NUM_THREADS", "")
+    if given.isdecimal() and int(given) > 0:
+        return int(given)
     return 1 if folder is None or is_small(folder) else max(1, (os.cpu_count() or 1) // 2)
 
 

@@ -160,6 +160,22 @@ def test_a_damaged_checkpoint_is_refused_and_an_older_sound_one_is_taken_for_the
     assert document(tmp_path)["model"] == str(sound)
 
 
+def test_a_folder_may_have_any_name(tmp_path, model):
+    """Its path is a value of the recipe on the way: neither YAML nor variables may be seen in it."""
+    folder = tmp_path / "ab: 'c' \"${HOME}\" # größer \U0001f600"
+    shutil.copytree(model, folder)
+    target = find_target(str(folder), recipe="tiny-reverse")
+    assert Path(target.recipe.model.path) == folder
+
+
+def test_answers_are_shown_also_where_the_file_cannot_be_written(cli, tmp_path, model):
+    options = ("--set", f"model.path={model}", *SHORT, "--n", "1", "--json", "/dev/full")
+    done = cli("eval", "tiny-reverse", *options)
+    assert done.returncode != 0
+    assert "No space left" in done.stderr
+    assert sum(line.startswith("prompt ") for line in done.stdout.splitlines()) == 3
+
+
 def test_a_run_without_a_checkpoint_says_what_can_be_evaluated_instead(cli, run_folder):
     shutil.rmtree(run_folder / "checkpoints")
     done = cli("eval")

@@ -90,3 +90,6 @@ def test_small_models_get_one_thread_unless_the_environment_says_otherwise(compl
     assert models.threads(complete) == 4
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     assert models.threads(complete) == 3
+    for nothing in ("0", "", "many"):  # torch takes no 0
+        monkeypatch.setenv("OMP_NUM_THREADS", nothing)
+        assert models.threads(complete) == 4
