@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
+from typing import Literal, NamedTuple
 
 from asyncrl.benchmarks.frame import Measured, Row, Say, Target
 from asyncrl.benchmarks.soak_child import POINTS, SABOTAGE
@@ -38,10 +39,23 @@ age 1), so that it must have come back, and no ticket lives through three such d
 
 MOST_HUNG = 3  # more would only repeat what is known, at minutes each
 LAST_STEPS = 6  # made after the last kill, so that the run ends by itself
-CONTROL_STEPS = 5  # before the control's kill
+FIRST_STEPS = 5  # before the first kill
 
-Kill = tuple[str, str]
-"""Phase and point; the point of a kill from outside is its phase."""
+
+class Kill(NamedTuple):
+    """One that is planned. The point of a kill from outside is its phase."""
+
+    phase: str
+    point: str
+
+
+class Struck(NamedTuple):
+    """One that was done. `seconds` until the steps after it were made."""
+
+    phase: str
+    point: str
+    wrong: Literal["", "hung", "ended"]
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,16 +69,17 @@ class Account:
 
 @dataclass(frozen=True, slots=True)
 class Soaked:
-    """One run and its kills. `kills`: phase, point, what went wrong ("" if nothing), seconds until BETWEEN steps."""
+    """One run and its kills."""
 
-    kills: Sequence[tuple[str, str, str, float]]
+    kills: Sequence[Struck]
     account: Account
     audit: str  # "" or what `asyncrl buffer audit` found
     lineages: int
     seconds: float
 
-    def failed(self, how: str) -> int:
-        return sum(kill[2] == how for kill in self.kills)
+    def went(self, wrong: Literal["hung", "ended"]) -> int:
+        """Kills after which it went so."""
+        return sum(kill.wrong == wrong for kill in self.kills)
 
 
 def measure(*, quick: bool, say: Say, kills: int | None = None) -> Measured:
@@ -83,7 +98,7 @@ def schedule(kills: int, *, seed: int) -> list[Kill]:
     for number in range(-(-kills // len(PHASES))):
         for phase in source.sample(PHASES, len(PHASES)):
             points = POINTS.get(phase, (phase,))
-            chosen.append((phase, points[number % len(points)]))
+            chosen.append(Kill(phase, points[number % len(points)]))
     return chosen[:kills]
 
 
@@ -91,15 +106,16 @@ def soak(folder: Path, kills: Sequence[Kill], *, say: Say, sabotage: str = "", e
     """Run in `folder`, kill by kill, to an end of its own; then count. every_steps: between two checkpoints."""
     began = time.monotonic()
     source = random.Random(1)
-    done: list[tuple[str, str, str, float]] = []
+    done: list[Struck] = []
     with SoakRun(folder, sabotage=sabotage, every_steps=every_steps) as run:
         run.start()
-        run.steps(CONTROL_STEPS)
+        run.steps(FIRST_STEPS)
         for phase, point in kills:
-            struck, wrong = time.monotonic(), ""
+            at = time.monotonic()
+            wrong: Literal["", "hung", "ended"] = ""
             try:
                 run.kill(point)
-                struck = time.monotonic()
+                at = time.monotonic()
                 if phase in ENDING:
                     run.resume()
                 run.steps(source.randint(*BETWEEN))
@@ -107,10 +123,10 @@ def soak(folder: Path, kills: Sequence[Kill], *, say: Say, sabotage: str = "", e
                 wrong = "hung" if isinstance(error, Hung) else "ended"
                 say(f"kill {len(done) + 1}, {point}: {error}")
                 run.resume(by_force=True)
-                run.steps(CONTROL_STEPS)
-            done.append((phase, point, wrong, time.monotonic() - struck))
-            say(f"kill {len(done)} of {len(kills)}, {point}: went on after {done[-1][3]:.1f} s")
-            if sum(kill[2] == "hung" for kill in done) > MOST_HUNG:
+                run.steps(BETWEEN[0])
+            done.append(Struck(phase, point, wrong, time.monotonic() - at))
+            say(f"kill {len(done)} of {len(kills)}, {point}: went on after {done[-1].seconds:.1f} s")
+            if sum(kill.wrong == "hung" for kill in done) > MOST_HUNG:
                 break
         steps = run.finish(LAST_STEPS)
         archive = Archive(run.folder / "archive")
@@ -127,7 +143,7 @@ def control(folder: Path, how: str, *, say: Say) -> Soaked:
     """One kill of the learner, with the guard taken out of the store's scripts. Without a checkpoint everything that
     was trained is dead, and with one after every second step some of it is not."""
     every_steps = 2 if how == "undo-everything" else 1000
-    return soak(folder, [("optimizer", "optimizer.after")], say=say, sabotage=how, every_steps=every_steps)
+    return soak(folder, [Kill("optimizer", "optimizer.after")], say=say, sabotage=how, every_steps=every_steps)
 
 
 def account(archive: Archive, *, steps: int, groups_per_step: int, group_size: int) -> Account:
@@ -150,16 +166,16 @@ def account(archive: Archive, *, steps: int, groups_per_step: int, group_size: i
 def rows(soaked: Soaked, controls: dict[str, Soaked]) -> list[Row]:
     found: list[Row] = []
     for phase in PHASES:
-        kills = [kill for kill in soaked.kills if kill[0] == phase]
+        kills = [kill for kill in soaked.kills if kill.phase == phase]
         if kills:
-            seconds = [kill[3] for kill in kills]
+            seconds = [kill.seconds for kill in kills]
             found.append(
                 {
                     "kind": "phase",
                     "phase": phase,
-                    "points": ", ".join(sorted({kill[1] for kill in kills})),
+                    "points": ", ".join(sorted({kill.point for kill in kills})),
                     "kills": len(kills),
-                    "went_wrong": sum(bool(kill[2]) for kill in kills),
+                    "went_wrong": sum(bool(kill.wrong) for kill in kills),
                     "seconds_median": median(seconds),
                     "seconds_max": max(seconds),
                 }
@@ -170,8 +186,8 @@ def rows(soaked: Soaked, controls: dict[str, Soaked]) -> list[Row]:
                 "kind": kind,
                 "kills": len(run.kills),
                 **asdict(run.account),
-                "hung": run.failed("hung"),
-                "ended": run.failed("ended"),
+                "hung": run.went("hung"),
+                "ended": run.went("ended"),
                 "audit": run.audit,
                 "lineages": run.lineages,
                 "seconds": run.seconds,
@@ -182,13 +198,13 @@ def rows(soaked: Soaked, controls: dict[str, Soaked]) -> list[Row]:
 
 
 def targets(soaked: Soaked, controls: dict[str, Soaked]) -> list[Target]:
-    count = Counter(kill[0] for kill in soaked.kills)
+    count = Counter(kill.phase for kill in soaked.kills)
     planned = min(ENOUGH, max(1, len(soaked.kills) // len(PHASES)))
     return [
         Target("tickets lost", soaked.account.lost, 0, "lower"),
         Target("tickets trained more than once", soaked.account.duplicated, 0, "lower"),
-        Target("kills after which the run hung", soaked.failed("hung"), 0, "lower"),
-        Target("kills of store or collector that ended the run", soaked.failed("ended"), 0, "lower"),
+        Target("kills after which the run hung", soaked.went("hung"), 0, "lower"),
+        Target("kills of store or collector that ended the run", soaked.went("ended"), 0, "lower"),
         Target("kills in the rarest phase", min(count[phase] for phase in PHASES), planned, "higher"),
         Target("the audit found something", float(bool(soaked.audit)), 0, "lower"),
         Target(

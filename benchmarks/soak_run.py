@@ -53,11 +53,11 @@ STRIKE_S = 60.0  # from arming a point until somebody reaches it: each is passed
 LOOK_S = 0.02
 
 
-class Hung(Exception):
+class Hung(RunError):
     """What was due did not come; says what."""
 
 
-class Ended(Exception):
+class Ended(RunError):
     """The run ended though nothing was killed that should end it; with its last words."""
 
 

@@ -14,6 +14,7 @@ from asyncrl.benchmarks.soak import (
     PHASES,
     Account,
     Soaked,
+    Struck,
     account,
     control,
     schedule,
@@ -103,8 +104,8 @@ def test_a_step_without_a_part_is_no_account(tmp_path: Path) -> None:
 
 
 def soaked(lost: int = 0, duplicated: int = 0, wrong: str = "", audit: str = "") -> Soaked:
-    kills = [(phase, phase, "", 1.0) for phase in PHASES for _ in range(15)]
-    kills[0] = (*kills[0][:2], wrong, 1.0)
+    kills = [Struck(phase, phase, "", 1.0) for phase in PHASES for _ in range(15)]
+    kills[0] = kills[0]._replace(wrong=wrong)
     return Soaked(kills, Account(100, lost, duplicated), audit, 1, 10.0)
 
 
@@ -126,8 +127,8 @@ def test_each_thing_that_can_go_wrong_misses_a_target_of_its_own() -> None:
 def test_twenty_kills_lose_nothing_and_train_nothing_twice(tmp_path: Path) -> None:
     said: list[str] = []
     found = soak(tmp_path, schedule(20, seed=1), say=said.append)
-    assert [kill for kill in found.kills if kill[2]] == [], said
-    assert {kill[0] for kill in found.kills} == set(PHASES)
+    assert [kill for kill in found.kills if kill.wrong] == [], said
+    assert {kill.phase for kill in found.kills} == set(PHASES)
     assert (found.account.lost, found.account.duplicated) == (0, 0)
     assert found.account.tickets > 20 * LAST_STEPS
     assert found.audit == ""
