@@ -197,6 +197,7 @@ async def _begin(
             "settings": settings(recipe),
         }
     )
+    metrics.sync()  # a lineage whose weights collectors are about to get: its number must not be given again
     return _Learner(
         recipe=recipe,
         buffer=buffer,

@@ -16,16 +16,15 @@ if TYPE_CHECKING:
 
 @click.command()
 @buffer_option
-@click.option("--run", metavar="NAME", help="A run in that store: its recipe says how much the store must hold.")
+@click.option("--run", metavar="NAME", help="A run: its recipe says how much its store must hold.")
 def doctor(url: str | None, run: str | None) -> int:
-    """Look at this machine and at a store; left out, at an embedded one that is started for this.
+    """Look at this machine and at a store: that of --buffer, or of the run's folder; without either, at an embedded one
+    that is started for this.
 
     Each line is ok, a warning or an error, with the fix. The exit code is 1 if there is an error.
     """
     from asyncrl.runtime.doctor import examine
 
-    if run is not None and url is None:
-        raise click.UsageError("--run names a run in the store of --buffer; give that too")
     findings = asyncio.run(examine(url, run))
     width = max(len(finding.what) for finding in findings)
     for finding in findings:

@@ -29,6 +29,7 @@ from asyncrl.config.recipe import Buffer as BufferKeys
 from asyncrl.config.sizes import size_bytes
 from asyncrl.runtime import diagnosis
 from asyncrl.runtime.diagnosis import Finding, error, ok, warning
+from asyncrl.runtime.place import place_of, store_url
 
 PACKAGES = ("asyncrl", "torch", "transformers", "pyarrow", "redis", "msgspec")
 SHARED_MEMORY = Path("/dev/shm")
@@ -50,25 +51,32 @@ class Store:
 
 
 async def examine(url: str | None, run: str | None) -> list[Finding]:
-    """Everything, in the order in which a person would ask. `url`: the store; None: an embedded one, started for this.
-    `run`: a run in it, whose recipe says how much it may hold."""
+    """Everything, in the order in which a person would ask. `url`: the store; None: that of the run's folder, or without
+    a `run` an embedded one, started for this. `run`: a run, whose recipe says how much the store must hold.
+
+    Raises RunFolderError."""
     findings = [packages(), files(), shared_memory(), await asyncio.to_thread(devices)]
     try:
-        async with _served(url) as where:
-            findings += await store(where, run)
+        async with _served(url, run) as (where, name):
+            findings += await store(where, name)
     except BufferError as wrong:
         findings.append(error("store", str(wrong)))
     return findings
 
 
 @asynccontextmanager
-async def _served(url: str | None) -> AsyncIterator[str]:
+async def _served(url: str | None, run: str | None) -> AsyncIterator[tuple[str, str | None]]:
+    """The URL, and the run's name in that store."""
     if url is not None:
-        yield url
-        return
-    with tempfile.TemporaryDirectory(prefix="asyncrl-doctor-") as folder:
-        async with EmbeddedServer(Path(folder)) as server:
-            yield server.url
+        yield url, run
+    elif run is not None:
+        place = place_of(run, None)
+        async with store_url(place) as where:
+            yield where, place.name
+    else:
+        with tempfile.TemporaryDirectory(prefix="asyncrl-doctor-") as folder:
+            async with EmbeddedServer(Path(folder)) as server:
+                yield server.url, None
 
 
 async def store(url: str, run: str | None) -> list[Finding]:

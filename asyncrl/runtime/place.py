@@ -52,7 +52,7 @@ def place_of(run: str | None, url: str | None) -> Place:
 @asynccontextmanager
 async def opened(place: Place) -> AsyncIterator[RedisBuffer]:
     """The run's buffer. Raises BufferError: store away, no such run, another version's."""
-    async with _store_url(place) as url:
+    async with store_url(place) as url:
         store = await open_store(url)
         try:
             yield await _run_of(store, place.name)
@@ -78,7 +78,7 @@ async def _run_of(store: Store, name: str | None) -> RedisBuffer:
 
 
 @asynccontextmanager
-async def _store_url(place: Place) -> AsyncIterator[str]:
+async def store_url(place: Place) -> AsyncIterator[str]:
     """Its URL, or the folder's embedded store: the running one, else one that runs for as long as it is looked at."""
     if place.folder is None or place.url != EMBEDDED:
         yield place.url

@@ -41,6 +41,10 @@ class MetricsWriter:
         while line:  # a signal may cut a write short
             line = line[os.write(self._fd, line) :]
 
+    def sync(self) -> None:
+        """What was written survives a power cut as well."""
+        os.fsync(self._fd)
+
     def close(self) -> None:
         os.close(self._fd)
 

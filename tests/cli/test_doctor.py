@@ -75,5 +75,7 @@ async def test_a_store_that_nobody_serves_cannot_be_asked():
         await doctor.store("redis://127.0.0.1:1/0", None)
 
 
-def test_a_run_without_a_store_is_bad_usage(cli):
-    assert cli("doctor", "--run", "x").returncode == 2
+def test_a_run_that_is_not_here_is_bad_usage(cli):
+    ended = cli("doctor", "--run", "x")
+    assert (ended.returncode, ended.stderr.count("\n")) == (2, 1)
+    assert "no run 'x'" in ended.stderr
