@@ -51,8 +51,8 @@ class Store:
 
 
 async def examine(url: str | None, run: str | None) -> list[Finding]:
-    """Everything, in the order in which a person would ask. `url`: the store; None: that of the run's folder, or without
-    a `run` an embedded one, started for this. `run`: a run, whose recipe says how much the store must hold.
+    """Everything, in the order in which a person would ask. `url`: the store; None: that of the run's folder, or
+    without a `run` an embedded one, started for this. `run`: its recipe says how much the store must hold.
 
     Raises RunFolderError."""
     findings = [packages(), files(), shared_memory(), await asyncio.to_thread(devices)]
