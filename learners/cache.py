@@ -53,6 +53,8 @@ def ensure(name: str, build: Callable[[Path], object]) -> Path:
             shutil.rmtree(folder, ignore_errors=True)
             building.rename(folder)
     except OSError as error:
+        if error.errno is None:  # not the system's: transformers says so what it makes of a file
+            raise
         raise BuiltinModelError(
             f"the built-in model cannot be kept in {root} ({error}): set ASYNCRL_CACHE to a folder that can be written"
         ) from error

@@ -16,6 +16,7 @@ from asyncrl.config.loading import is_path, load_recipe, packaged_recipes
 from asyncrl.config.merge import flatten
 from asyncrl.config.overrides import override_document
 from asyncrl.config.recipe import Recipe, SimulatedEngine
+from asyncrl.config.yaml_text import YamlTextError, parse
 from asyncrl.data.jsonl import DataError
 from asyncrl.runtime import folder as folders
 from asyncrl.runtime import models
@@ -101,6 +102,11 @@ def _recipe(name: str, overrides: Sequence[str]) -> Target:
 
 
 def _run(folder: Path, overrides: Sequence[str]) -> Target:
+    if _is_supervised(folder):
+        raise TargetError(
+            f"{folder} is of `asyncrl sft`, which has no task; evaluate its model by another recipe's: "
+            f"asyncrl eval {folder / 'model'} --recipe RECIPE"
+        )
     from asyncrl.learners.checkpoint import find_resumable  # loads torch
 
     checkpoint = find_resumable(folder / "checkpoints")
@@ -115,11 +121,21 @@ def _run(folder: Path, overrides: Sequence[str]) -> Target:
 def _checkpoint(given: str, recipe: str | None, overrides: Sequence[str]) -> Target:
     folder = _intact(given)
     if recipe is None:
-        own = folder.parent.parent / "recipe.yaml"  # <run>/checkpoints/version-000020
-        if not own.is_file():
-            raise TargetError(f"{folder} lies in no run's folder; say by which recipe's task: --recipe RECIPE")
-        recipe = str(own)
+        run = folder.parent.parent  # <run>/checkpoints/version-000020
+        if not (run / "recipe.yaml").is_file() or _is_supervised(run):
+            raise TargetError(
+                f"{folder} lies in no folder of `asyncrl run`; say by which recipe's task: --recipe RECIPE"
+            )
+        recipe = str(run / "recipe.yaml")
     return Target(f"checkpoint {folder}", _with_model(recipe, folder, overrides))
+
+
+def _is_supervised(run: Path) -> bool:
+    try:
+        recipe = parse((run / "recipe.yaml").read_text(encoding="utf-8"))
+    except YamlTextError:
+        return False  # what is wrong with it is said where it is loaded
+    return isinstance(recipe, dict) and "sft" in recipe
 
 
 def _is_model(given: str) -> bool:

@@ -66,6 +66,8 @@ class Run:
         """What became of every ticket that no resumed learner can reach any more, in a row each; the store has the
         others. Columns as in `docs/record.md`."""
         starts = [event for event in self.events if event["event"] == "start"]
+        if any("lineage" not in start for start in starts):
+            raise RunFolderError(f"{self.folder} is of `asyncrl sft`, which has no tickets")
         tree = Lineages({start["lineage"]: (start["parent"][0], start["version"]) for start in starts})
         newest = max((start["lineage"] for start in starts), default=0)
         return self.archive.ledger.table(lambda weights: tree.is_ancestor(weights, newest))
@@ -74,6 +76,9 @@ class Run:
         if not (self.folder / "summary.json").exists():
             return f"Run({str(self.folder)!r}: not ended)"
         summary = self.summary
+        if "heldout_loss" in summary:  # of `asyncrl sft`
+            loss = " -> ".join(number(summary[name]) for name in ("heldout_loss_before", "heldout_loss"))
+            return f"Run({str(self.folder)!r}: {summary['step']} steps, held-out loss {loss})"
         success = " -> ".join(number(summary.get(name)) for name in ("success_before", "success_after"))
         return f"Run({str(self.folder)!r}: {summary['steps']} steps, success {success})"
 

@@ -160,6 +160,18 @@ def test_a_damaged_checkpoint_is_refused_and_an_older_sound_one_is_taken_for_the
     assert document(tmp_path)["model"] == str(sound)
 
 
+def test_a_supervised_training_is_told_from_a_run(cli, tmp_path, run_folder, model):
+    """Its recipe has no task, so its model is evaluated by another recipe's."""
+    (run_folder / "recipe.yaml").write_text("model: {path: x}\ndata: {train: x}\nsft: {}\n")
+    checkpoint = run_folder / "checkpoints" / "version-000007"
+    for arguments in ((), (str(run_folder),), (str(checkpoint),)):
+        done = cli("eval", *arguments)
+        assert done.returncode == 2
+        assert "--recipe RECIPE" in done.stderr
+        assert len(done.stderr.splitlines()) == 1
+    assert find_target(str(checkpoint), recipe="tiny-reverse").recipe.model.path == str(checkpoint)
+
+
 def test_a_folder_may_have_any_name(tmp_path, model):
     """Its path is a value of the recipe on the way: neither YAML nor variables may be seen in it."""
     folder = tmp_path / "ab: 'c' \"${HOME}\" # größer \U0001f600"

@@ -146,6 +146,18 @@ def test_the_ledger_has_the_rows_that_the_present_weights_go_by(made: Path) -> N
     assert run.ledger["uses"].to_pylist() == [[{"lineage": 1, "version": 0}], []]
 
 
+def test_the_folder_of_a_supervised_training_says_what_it_is(made: Path) -> None:
+    records = [{"event": "start", "step": 0}, {"step": 1, "loss": 2.5}]
+    (made / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    summary = {"step": 1, "steps": 9, "heldout_loss_before": 3.0, "heldout_loss": None}
+    (made / "summary.json").write_text(json.dumps(summary))
+    run = asyncrl.open_run()
+    assert repr(run) == f"Run({str(made)!r}: 1 steps, held-out loss 3.000 -> -)"
+    assert run.metrics["loss"].to_pylist() == [2.5]
+    with pytest.raises(RunFolderError, match=r"is of `asyncrl sft`, which has no tickets"):
+        _ = run.ledger
+
+
 def test_what_a_run_has_not_yet_is_said(made: Path) -> None:
     (made / "metrics.jsonl").unlink()
     assert asyncrl.open_run().metrics.num_rows == 0

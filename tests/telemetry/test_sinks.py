@@ -165,7 +165,8 @@ def test_wandb_gets_the_same_numbers_on_axes_that_late_evaluations_and_resumed_r
     assert said == []
 
 
-def test_a_resumed_run_is_the_same_wandb_run(opened):
+def test_a_resumed_run_is_the_same_wandb_run(opened, tmp_path):
+    (tmp_path / "wandb-run-id").touch()  # a start that was killed before it wrote
     _, first, _ = opened(reachable=True)
     _, second, _ = opened(reachable=True)
     assert first.calls[0]["id"] == second.calls[0]["id"] != ""

@@ -87,6 +87,22 @@ def test_a_cache_that_cannot_be_written_is_named_with_its_remedy(
         tiny.ensure_tiny(0, digits=SHORT)
 
 
+def test_what_fails_while_it_is_made_is_not_blamed_on_the_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ASYNCRL_CACHE", str(tmp_path))
+
+    def build(folder: Path) -> None:
+        (folder / "half").touch()
+        raise OSError("this file has no tokenizer")  # as transformers does
+
+    with pytest.raises(OSError, match="this file has no tokenizer"):
+        cache.ensure("other", build)
+    assert cache.damage(tmp_path / "other")
+    assert cache.ensure("other", lambda folder: (folder / "whole").touch()) == tmp_path / "other"
+    assert sorted(path.name for path in (tmp_path / "other").iterdir()) == [cache.CHECKSUMS, "whole"]
+
+
 def test_a_builder_that_hangs_is_not_waited_for_without_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

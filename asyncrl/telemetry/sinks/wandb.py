@@ -59,6 +59,8 @@ class WandbSink:
 
 def _run_id(file: Path) -> str:
     """The W&B id of this run, made at its first start: a folder's name is not unique among all machines."""
-    if not file.exists():
-        file.write_text(secrets.token_hex(6) + "\n")
-    return file.read_text().strip()
+    known = file.read_text().strip() if file.exists() else ""
+    if not known:  # also where the process was killed before it had written it
+        known = secrets.token_hex(6)
+        file.write_text(f"{known}\n")
+    return known
