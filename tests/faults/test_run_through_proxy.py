@@ -16,6 +16,7 @@ from tests.faults.proxy import Fault, every_other, proxied
 from tests.faults.runs import recipe_of, whole_run
 
 STEPS = 8
+LONGER = 40  # surely longer than a client takes to ask again
 SHARE = 0.1  # of all requests that suffer a fault
 SEEDS = (5, 7)  # with these the first 50 requests suffer each kind
 
@@ -56,7 +57,7 @@ async def test_where_a_put_has_no_identity_its_repetition_is_a_stranger(server_u
     assert guard in script_text()
     script = script_text().replace(guard, "local again = nil")
     async with proxied(server_url, every_other("put", Fault.LOST)) as proxy:
-        report = await whole_run(proxy.url, recipe_of("put-twice", steps=STEPS), tmp_path, script=script)
+        report = await whole_run(proxy.url, recipe_of("put-twice", steps=LONGER), tmp_path, script=script)
     assert report.stats.refused_puts > 0, proxy.suffered
 
 
