@@ -8,6 +8,8 @@ import signal
 import hypothesis
 import pytest
 
+pytest_plugins = ["tests.processes"]
+
 # Before anything imports torch. Processes that tests start inherit it.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")

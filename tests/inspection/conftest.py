@@ -10,9 +10,6 @@ import pytest
 
 from asyncrl.schema import Group, Trajectory, VersionSpan
 from asyncrl.staleness import Weights
-from tests.cli.conftest import begin, cli
-
-__all__ = ["begin", "cli"]  # the same processes
 
 
 def as_bytes(ids: Sequence[int]) -> str:

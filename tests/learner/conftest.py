@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import importlib.util
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -15,7 +14,6 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast, Qwen3Config
 
-from asyncrl.buffers.server import EmbeddedServer
 from asyncrl.schema import Group, Trajectory, VersionSpan
 from asyncrl.staleness import Weights
 
@@ -147,15 +145,6 @@ def ranked() -> ModuleType:
 def forgetful() -> ModuleType:
     """The module `forgetful`."""
     return _load("forgetful")
-
-
-@pytest.fixture(scope="session")
-def server_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A real store."""
-    server = EmbeddedServer(tmp_path_factory.mktemp("store"))
-    asyncio.run(server.start())
-    yield server.url
-    asyncio.run(server.stop())
 
 
 def _load(name: str) -> ModuleType:

@@ -27,7 +27,7 @@ def test_a_skip_fails_the_session_in_ci_only(
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", tmp_path, tmp_path],
         cwd=tmp_path,
-        env={**clean_environ, "CI": ci},
+        env={**clean_environ, "CI": ci, "PYTHONPATH": str(root)},  # for the plugin that conftest.py names
         capture_output=True,
         text=True,
         timeout=60,

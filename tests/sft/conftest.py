@@ -1,10 +1,7 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +15,6 @@ from asyncrl.learners.tiny import tiny_config
 from asyncrl.learners.tiny_tokenizer import build_tokenizer
 
 Read = Callable[..., list[Conversation]]
-Begin = Callable[..., subprocess.Popen[str]]
 
 
 @pytest.fixture(autouse=True)
@@ -54,30 +50,6 @@ def read(tmp_path: Path) -> Read:
         return read_conversations(path, messages="messages", prompt="prompt", answer="answer", bad=bad)
 
     return _read
-
-
-@pytest.fixture
-def begin(tmp_path: Path) -> Iterator[Begin]:
-    """Start `asyncrl ARGUMENTS` in the test's folder; it is killed at the end if it still runs."""
-    started: list[subprocess.Popen[str]] = []
-
-    def _begin(*arguments: str) -> subprocess.Popen[str]:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "asyncrl.cli.main", *arguments],
-            cwd=tmp_path,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        started.append(process)
-        return process
-
-    yield _begin
-    for process in started:
-        process.kill()
-        process.communicate(timeout=20)
 
 
 def turns(*pairs: tuple[str, str]) -> list[dict[str, str]]:

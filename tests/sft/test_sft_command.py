@@ -16,12 +16,13 @@ from asyncrl.config.errors import RecipeError
 from asyncrl.config.loading import load_recipe, load_sft_recipe
 from asyncrl.config.resolved import resolved_yaml
 from asyncrl.config.sft import SftRecipe
-from tests.sft.conftest import Begin, reversing
+from tests.processes import Start
+from tests.sft.conftest import reversing
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "sft-then-rl"
 
 
-def call(begin: Begin, *arguments: str, timeout: float = 60) -> subprocess.CompletedProcess[str]:
+def call(begin: Start, *arguments: str, timeout: float = 60) -> subprocess.CompletedProcess[str]:
     process = begin(*arguments)
     out, err = process.communicate(timeout=timeout)
     return subprocess.CompletedProcess(arguments, process.returncode, out, err)
@@ -92,7 +93,7 @@ def test_recipes_of_the_two_commands_are_told_apart() -> None:
 
 
 @pytest.mark.usefixtures("rows")
-def test_a_dry_run_checks_the_rows_and_says_what_follows(begin: Begin, tmp_path: Path) -> None:
+def test_a_dry_run_checks_the_rows_and_says_what_follows(begin: Start, tmp_path: Path) -> None:
     done = call(begin, "sft", "--data", "train.jsonl", "--dry-run")
     assert done.returncode == 0, done.stderr
     assert "train: train.jsonl" in done.stdout
@@ -104,7 +105,7 @@ def test_a_dry_run_checks_the_rows_and_says_what_follows(begin: Begin, tmp_path:
 @pytest.mark.parametrize(
     "line", ['{"prompt": "p", "answer": null}', '{"messages": [{"role": "tool", "content": "x"}]}']
 )
-def test_a_bad_row_ends_the_command_before_anything_begins(begin: Begin, rows: Path, line: str) -> None:
+def test_a_bad_row_ends_the_command_before_anything_begins(begin: Start, rows: Path, line: str) -> None:
     rows.write_text(f"{line}\n{reversing(20)}")
     done = call(begin, "sft", "--data", "train.jsonl")
     assert done.returncode == 2
@@ -115,7 +116,7 @@ def test_a_bad_row_ends_the_command_before_anything_begins(begin: Begin, rows: P
     assert "1 row left out: " in skipped.stdout
 
 
-def test_a_resumed_training_keeps_its_own_recipe(begin: Begin, rows: Path, random_model: Path) -> None:
+def test_a_resumed_training_keeps_its_own_recipe(begin: Start, rows: Path, random_model: Path) -> None:
     folder = rows.parent / "runs" / "sft-20260101-1"
     folder.mkdir(parents=True)
     recipe = load_sft_recipe(None, flags={"data": str(rows), "model": str(random_model)}).recipe
@@ -150,7 +151,7 @@ def until(process: subprocess.Popen[str], words: str) -> None:
 @pytest.mark.faults
 @pytest.mark.timeout(300)
 def test_killed_and_stopped_and_resumed_it_ends_with_the_same_weights(
-    begin: Begin, command: tuple[str, ...], tmp_path: Path
+    begin: Start, command: tuple[str, ...], tmp_path: Path
 ) -> None:
     killed = begin(*command)
     until(killed, "version-000010")
@@ -174,7 +175,7 @@ def test_killed_and_stopped_and_resumed_it_ends_with_the_same_weights(
 
 @pytest.mark.faults
 @pytest.mark.timeout(120)
-def test_the_second_signal_ends_it_now_and_a_second_process_is_refused(begin: Begin, command: tuple[str, ...]) -> None:
+def test_the_second_signal_ends_it_now_and_a_second_process_is_refused(begin: Start, command: tuple[str, ...]) -> None:
     process = begin(*command, "--set", "run.max_steps=1000000")
     until(process, "version-000005")
     other = call(begin, "sft", "--resume", "run")
@@ -191,7 +192,7 @@ def test_the_second_signal_ends_it_now_and_a_second_process_is_refused(begin: Be
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_the_example_goes_from_imitation_to_practice(begin: Begin, tmp_path: Path) -> None:
+def test_the_example_goes_from_imitation_to_practice(begin: Start, tmp_path: Path) -> None:
     for file in EXAMPLE.iterdir():
         shutil.copy(file, tmp_path)
     subprocess.run([sys.executable, "make_data.py"], cwd=tmp_path, check=True, timeout=30, env={**os.environ})
