@@ -36,7 +36,7 @@ class LeaseGone(BufferError):
 
 
 class LastingBuffer:
-    """A `base.Buffer` made of another one. `limit_s`: longest outage that is borne; `stop`: when set, none is.
+    """A `base.Buffer` made of another one. `limit_s`: longest outage that is borne; `stop`: when set, a short one.
 
     `recreate` creates the run where the store no longer knows it; None where that cannot happen (`memory://`).
     `on_recovered` is told what a store had forgotten.
@@ -130,7 +130,7 @@ class LastingBuffer:
         return await self._bear(call)
 
     async def _bear(self, call: Callable[[], Awaitable[T]]) -> T:
-        return await patiently(call, limit_s=self._limit_s, bears=StoreAway, until=self._stop)
+        return await patiently(call, limit_s=self._limit_s, bears=StoreAway, hurry=self._stop)
 
     async def _heal(self) -> bool:
         """Whether the store, which has refused something, had forgotten something and now knows it again."""

@@ -214,8 +214,13 @@ class Supervisor:
         """Let the learner checkpoint within the grace, then let go."""
         self._learner.terminate()
         self._collector.terminate()
-        if not await self._learner.ended(self._recipe.run.grace_s):
-            self._console.note(f"the learner did not stop within {self._recipe.run.grace_s:.0f} s; ending it")
+        deadline = time.monotonic() + self._recipe.run.grace_s
+        while not await self._learner.ended(TICK_S):
+            if self._keeper is not None:  # the learner needs the store to the end
+                self._keeper.tend(self._step)
+            if time.monotonic() > deadline:
+                self._console.note(f"the learner did not stop within {self._recipe.run.grace_s:.0f} s; ending it")
+                break
         await self._collector.ended(LEAVE_S)
         return 0
 

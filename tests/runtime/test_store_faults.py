@@ -80,6 +80,19 @@ def test_a_store_that_is_killed_again_and_again_loses_nothing_and_nobody(begin, 
 
 
 @pytest.mark.slow
+def test_a_run_that_is_stopped_while_its_store_is_dead_has_its_checkpoint(begin, start, eventually):
+    run = begin(steps=3)
+    store_of(run).send_signal(signal.SIGKILL)
+    run.process.send_signal(signal.SIGTERM)
+    out, err = run.process.communicate(timeout=END_S)
+    assert run.process.returncode == 143, out + err
+    reached = run.steps()[-1]
+    assert [record["version"] for record in run.records() if record.get("event") == "checkpoint"][-1] == reached
+    assert "stopped early, resume with --resume" in out
+    is_clean(run, start)
+
+
+@pytest.mark.slow
 def test_a_store_that_went_back_in_time_is_told_what_was_trained_since(begin, start, eventually, tmp_path):
     run = begin(steps=4, max_steps=30)
     earlier = tmp_path / "earlier"
