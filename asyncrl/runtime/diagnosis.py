@@ -165,7 +165,8 @@ def failover(info: Mapping[str, Any]) -> Finding | None:
         return None
     lags = [int(value["lag"]) for key, value in info.items() if _is_replica(key, value)]
     behind = max(lags, default=0)
-    says = f"to one of {replicas} replicas, up to {behind} s behind now: what has not reached it is lost"
+    could = f"{replicas} replica{'s' if replicas > 1 else ''} could take over"
+    says = f"{could}, up to {behind} s behind now: what has not reached it is lost"
     if behind <= 1:
         return ok(what, says)
     return warning(what, says, "they do not keep up: see their network and disks")
