@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from asyncrl.config.recipe import Learner, Lora, Model, Recipe
+from asyncrl.learners.lora import served_weights
 from asyncrl.learners.optimize import Optimizer
 from asyncrl.learners.parallel import Ranks, Sharded
 from asyncrl.learners.shares import as_message, balance, combine, group_loads, positions_of, share_of
@@ -44,7 +45,7 @@ def outcome(ranks: Ranks, folder: Path) -> dict[str, Any]:
 
 
 def train(ranks: Ranks, folder: Path, recipe: Recipe) -> dict[str, Any]:
-    """The gradients of a first batch; then weights, optimizer and account after STEPS."""
+    """The gradients of a first batch; then weights, as trained and as served, optimizer and account after STEPS."""
     model, whole, optimizer = _learner(ranks, folder, recipe)
     groups = groups_of(folder)
     _, own = _share(ranks, groups)
@@ -66,8 +67,13 @@ def train(ranks: Ranks, folder: Path, recipe: Recipe) -> dict[str, Any]:
         if ranks.rank == 0:
             seen = combine(parts, positions, batch, loss_sum=result.seen.loss_sum)
             accounts.append([seen.loss, seen.tokens, result.update.grad_norm, *seen.ratio, *seen.logprobs])
-    weights = _weights(ranks, model, whole)
-    return {"gradients": gradients, "weights": weights, "optimizer": optimizer.state_dict(), "accounts": accounts}
+    return {
+        "gradients": gradients,
+        "weights": _weights(ranks, model, whole),
+        "served": {name: tensor.clone() for name, tensor in served_weights(whole)} if ranks.rank == 0 else {},
+        "optimizer": optimizer.state_dict(),
+        "accounts": accounts,
+    }
 
 
 def skip(ranks: Ranks, folder: Path) -> dict[str, Any]:

@@ -76,12 +76,17 @@ def test_ranks_take_the_step_that_one_takes(folder: Path, alone: dict[str, Any],
         assert max(float(g.abs().max()) for g in alone[kind]["gradients"].values()) > 1e-3
         close(found[kind]["gradients"], alone[kind]["gradients"])
         close(found[kind]["weights"], alone[kind]["weights"])
+        close(found[kind]["served"], alone[kind]["served"])
         for one, other in zip(found[kind]["accounts"], alone[kind]["accounts"], strict=True):
             np.testing.assert_allclose(one, other, atol=1e-5, rtol=1e-4)
         mine, theirs = found[kind]["optimizer"], alone[kind]["optimizer"]
         assert (mine["updates"], mine["adam"]["param_groups"]) == (theirs["updates"], theirs["adam"]["param_groups"])
         for index, moments in theirs["adam"]["state"].items():
             close(mine["adam"]["state"][index], moments)
+
+    # Of an adapter A and B are trained, and engines are given the sum, under the names of a model without one.
+    assert {name.rpartition(".lora_")[2][0] for name in found["adapted"]["gradients"]} == {"A", "B"}
+    assert found["adapted"]["served"].keys() == found["whole"]["served"].keys()
 
     # A gradient that is not finite on one rank is skipped by all.
     assert found["skipped"]["reason"].startswith("the gradient's norm is")
