@@ -1,6 +1,6 @@
 -- One run's buffer on the server. The files of this folder are joined in the order common, transitions, tickets, put,
--- lease, lineage, ledger, recovery, inspect, main and loaded as one script; main.lua dispatches on the operation. `buffers/reference/` is
--- the same contract in Python, and a stateful test drives both.
+-- lease, lineage, ledger, recovery, inspect, main and loaded as one script, in which each file answers its own operations
+-- (`perform`). `buffers/reference/` is the same contract in Python, and a stateful test drives both.
 --
 -- KEYS[1] is the run's prefix, asyncrl:{NAME}. Every other key is made from it, so all lie in one hash slot.
 -- ARGV: operation, JSON arguments, and the time in unix seconds ("" = the server's own clock, the normal case).
@@ -30,6 +30,8 @@ local SERVING = P .. 'serving' --   hash: incarnation -> lineage:version that it
 local NAMES = P .. 'names' --       hash: collector name -> incarnation
 local BEATS = P .. 'beats' --       zset: incarnation -> last beat
 local WAITERS = P .. 'waiters' --   zset: incarnation -> order of asking
+local QUEUE = P .. 'queue:' --      zset by lineage:version: of WAITERS those that serve it, in the same order
+local QUEUES = P .. 'queues' --     set: lineage:version whose queue is not empty
 local OWNED = P .. 'owned:' --      set a member: ordinals it holds issued
 local COUNTS = P .. 'counts' --     hash: state -> tickets
 local REASONS = P .. 'reasons' --   hash: state/reason -> tickets

@@ -81,22 +81,27 @@ local function texts(key)
 end
 
 local function all_stats()
-  local members = {}
+  local members, known = {}, {}
   for _, incarnation in ipairs(call('HKEYS', MEMBERS)) do
     local m, at = member(incarnation), tonumber(call('ZSCORE', BEATS, incarnation))
+    known[incarnation] = m
     members[#members + 1] = { name = m.name, incarnation = incarnation, serving = m.serving or cjson.null,
       checksum = m.checksum, age = now - at, alive = now - at <= limits.member_timeout_s,
       issued = call('SCARD', OWNED .. incarnation), info = m.info }
   end
-  local waiting, refused = cjson.null, {}
+  local waiting, refused, guards = cjson.null, {}, {}
   if R.learner_waits then
     local late = cjson.decode(R.waiting_for)
     waiting = { ordinals = list(late), owners = list(owners_of(late)), since = num('learner_waits') }
   end
   for _, incarnation in ipairs(call('ZRANGE', WAITERS, 0, -1)) do
-    local m = member(incarnation)
-    local ordinal, why = admit(m.serving)
-    refused[#refused + 1] = { m.name, ordinal and 'turn' or why, m.asked }
+    local m = known[incarnation]
+    local served = m.serving and m.serving[1] .. ':' .. m.serving[2] or ''
+    if not guards[served] then -- the same for all who serve the same
+      local ordinal, why = admit(m.serving)
+      guards[served] = ordinal and 'turn' or why
+    end
+    refused[#refused + 1] = { m.name, guards[served], m.asked }
   end
   local forks, flat = {}, call('HGETALL', FORKS)
   for i = 1, #flat, 2 do forks[flat[i]] = cjson.decode(flat[i + 1]) end
@@ -155,3 +160,5 @@ function ops.rows(a)
   end
   return cjson.encode({ rows = list(found), next = after })
 end
+
+if ops[ARGV[1]] then return perform() end

@@ -33,3 +33,5 @@ function ops.archived(a)
   end
   return '{}'
 end
+
+if ops[ARGV[1]] then return perform() end

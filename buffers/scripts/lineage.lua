@@ -165,3 +165,5 @@ function ops.sweep(a)
   grant()
   return cjson.encode({ done = true })
 end
+
+if ops[ARGV[1]] then return perform() end

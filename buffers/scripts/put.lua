@@ -90,3 +90,5 @@ function ops.fail(a)
   grant()
   return answer(t.answer)
 end
+
+if ops[ARGV[1]] then return perform() end

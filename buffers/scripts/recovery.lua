@@ -83,3 +83,5 @@ function ops.recommit(a)
   for _, ordinal in ipairs(call('ZRANGE', LIVE, 0, -1)) do rewind(ticket(ordinal)) end
   return commit_reply(false)
 end
+
+if ops[ARGV[1]] then return perform() end

@@ -74,51 +74,80 @@ local function issue(m)
   return t
 end
 
-local function serve(m, serving)
-  m.serving = serving
-  if serving then
-    call('HSET', SERVING, m.incarnation, serving[1] .. ':' .. serving[2])
-  else
-    call('HDEL', SERVING, m.incarnation)
+-- A collector's place among those who wait, and in the queue of those who serve the same.
+local function enqueue(incarnation, order)
+  call('ZADD', WAITERS, 'NX', order, incarnation)
+  local served = call('HGET', SERVING, incarnation)
+  if not served then return end
+  call('ZADD', QUEUE .. served, call('ZSCORE', WAITERS, incarnation), incarnation)
+  call('SADD', QUEUES, served)
+end
+local function dequeue(incarnation)
+  call('ZREM', WAITERS, incarnation)
+  local served = call('HGET', SERVING, incarnation)
+  if served and call('ZREM', QUEUE .. served, incarnation) == 1 and call('EXISTS', QUEUE .. served) == 0 then
+    call('SREM', QUEUES, served)
   end
 end
 
--- Calls visit(incarnation, "lineage:version" or false) for each waiting collector in order, until it returns true.
-local function each_waiter(visit)
-  local waiters = call('ZRANGE', WAITERS, 0, -1)
-  for from = 1, #waiters, 1000 do -- unpack is bounded by the Lua stack
-    local served = call('HMGET', SERVING, unpack(waiters, from, math.min(from + 999, #waiters)))
-    for i, name in ipairs(served) do
-      if visit(waiters[from + i - 1], name) then return end
-    end
+local function serve(m, serving)
+  local order, old = call('ZSCORE', WAITERS, m.incarnation), call('HGET', SERVING, m.incarnation)
+  local new = serving and serving[1] .. ':' .. serving[2] or false
+  m.serving = serving
+  if new == old then return end
+  if order then dequeue(m.incarnation) end
+  if new then call('HSET', SERVING, m.incarnation, new) else call('HDEL', SERVING, m.incarnation) end
+  if order then enqueue(m.incarnation, order) end
+end
+
+-- The first living collector of a queue from place `at` on: incarnation, order, place.
+local function first_alive(served, at)
+  while true do
+    local found = call('ZRANGE', QUEUE .. served, at, at, 'WITHSCORES')
+    if not found[1] then return nil end
+    if alive(found[1]) then return found[1], tonumber(found[2]), at end
+    at = at + 1
   end
 end
 
 -- Whatever frees room re-tests the waiting collectors in order. A dead or lagging one consumes nothing and keeps its
 -- place; one that serves V and gets nothing ends the round, since nobody has more room. newest_only: see `move_to`.
+-- Of those that serve the same only the first is looked at: what is refused to one is refused to all, and room only
+-- shrinks here. So a thousand who wait for their weights cost each other nothing.
 local function grant(newest_only)
   if R.phase ~= 'running' or not admit({ num('lineage'), num('version') }) then return end
-  local refused = {} -- what is refused to one is refused to all that serve the same: room only shrinks here
-  each_waiter(function(incarnation, served)
-    if not served or refused[served] then return false end
+  local queues = {}
+  for _, served in ipairs(call('SMEMBERS', QUEUES)) do
     local newest = tonumber(served:match(':(.*)')) >= num('version')
-    if (newest_only and not newest) or not alive(incarnation) then return false end
-    local m, reply = member(incarnation), {}
+    if newest or not newest_only then queues[#queues + 1] = { served = served, newest = newest, at = 0 } end
+  end
+  while true do
+    local first
+    for _, q in ipairs(queues) do
+      if not q.refused then
+        q.incarnation, q.order, q.at = first_alive(q.served, q.at)
+        q.refused = not q.incarnation
+        if q.incarnation and (not first or q.order < first.order) then first = q end
+      end
+    end
+    if not first then return end
+    local m, reply = member(first.incarnation), {}
     while #reply < m.want do
       local t = issue(m)
       if not t then break end
       reply[#reply + 1] = { t.ordinal, t.attempt }
     end
-    if #reply == 0 then
-      refused[served] = true
-      return newest
+    if #reply > 0 then
+      m.reply = reply
+      save_member(m)
+      dequeue(first.incarnation)
+      wake('tickets:' .. first.incarnation)
+    elseif first.newest then
+      return
+    else
+      first.refused = true
     end
-    m.reply = reply
-    save_member(m)
-    call('ZREM', WAITERS, incarnation)
-    wake('tickets:' .. incarnation)
-    return false
-  end)
+  end
 end
 
 local function owned_in_order(incarnation)
@@ -134,7 +163,7 @@ local function forget(incarnation, why, lost)
   call('HDEL', MEMBERS, incarnation)
   if call('HGET', NAMES, m.name) == incarnation then call('HDEL', NAMES, m.name) end
   call('ZREM', BEATS, incarnation)
-  call('ZREM', WAITERS, incarnation)
+  dequeue(incarnation)
   call('HDEL', SERVING, incarnation)
   if R.evaluation_claim == incarnation then
     drop_run('evaluation_claim')
@@ -200,6 +229,15 @@ end
 
 local ops = {}
 
+-- The last line of each file that defines operations. A call ends there: to define all the others, which it does not need,
+-- takes longer than most operations do.
+local function perform()
+  if not R.document and ARGV[1] ~= 'create' then
+    return reject('no_run', 'there is no run under ' .. KEYS[1] .. ' in this store')
+  end
+  return ops[ARGV[1]](cjson.decode(ARGV[2]))
+end
+
 function ops.join(a)
   local other = call('HGET', NAMES, a.name)
   if other and other ~= a.incarnation then forget(other, 'member_lost', true) end
@@ -232,7 +270,7 @@ function ops.tickets(a)
   if a.seq > m.seq then
     m.seq, m.want, m.reply, m.asked = a.seq, a.want, nil, stamp
     save_member(m)
-    call('ZREM', WAITERS, a.incarnation)
+    dequeue(a.incarnation)
   end
   local found = granted(m)
   if #found == 0 and m.want > 0 then
@@ -240,7 +278,7 @@ function ops.tickets(a)
     -- revoked (by a rewind) before its reply arrived: else this request would wait for ever.
     m.reply = nil
     save_member(m)
-    call('ZADD', WAITERS, 'NX', call('HINCRBY', RUN, 'asks', 1), a.incarnation)
+    enqueue(a.incarnation, call('HINCRBY', RUN, 'asks', 1))
     grant()
     found = granted(member(a.incarnation))
   end
@@ -277,3 +315,5 @@ function ops.beat(a)
     phase = R.phase,
   })
 end
+
+if ops[ARGV[1]] then return perform() end
