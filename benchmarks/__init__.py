@@ -8,6 +8,7 @@ BENCHMARKS = {
     "first-run": ("asyncrl.benchmarks.first_run", "The default run on seeds 0-4: does it learn, how fast."),
     "honest-ages": ("asyncrl.benchmarks.honest_ages", "Is the age bound a bound, and are the versions true?"),
     "pipeline": ("asyncrl.benchmarks.pipeline", "What the age bound costs, policy by policy, against the model."),
+    "scale": ("asyncrl.benchmarks.scale", "A thousand collectors on one store: tickets/s, p99, memory, waits."),
     "smollm2": ("asyncrl.benchmarks.smollm2", "A real model through an adapter: before, after, in minutes."),
     "soak": ("asyncrl.benchmarks.soak", "kill -9 in every phase of a run: is anything lost, or trained twice?"),
     "sync-vs-async": ("asyncrl.benchmarks.sync_vs_async", "What asynchrony gains at each age, against the model."),

@@ -207,7 +207,7 @@ class _Bench:
         """Operations of a run that has `past` trained tickets behind it."""
         limits = _limits(max_age=1, groups_per_step=4, max_steps=10**9, group_bytes=SMALL_BYTES)
         run = await _Run.start(self.store, f"past-{past}-{archive}", limits)
-        empty = await self._bytes(run)
+        empty = await bytes_of_run(run.buffer)
         for step, first in enumerate(range(0, past, FILL)):
             ordinals = range(first, min(past, first + FILL))
             await run.buffer.recommit(run.lineage, step, [(n, 0) for n in ordinals])
@@ -216,7 +216,7 @@ class _Bench:
             if archive:
                 settled = await run.buffer.settled(run.lineage, limit=FILL)
                 await run.buffer.archived(run.lineage, [row.ordinal for row in settled])
-        grown = await self._bytes(run) - empty
+        grown = await bytes_of_run(run.buffer) - empty
         await run.buffer.join(run.member, {})  # what is committed again ends the work of all collectors
         times = await self._operations(run, rounds=100)
         return {"kind": "past", "tickets": past, "archive": archive, "bytes_per_ticket": grown / past, **times}
@@ -250,13 +250,6 @@ class _Bench:
             await timed("lease", run.buffer.lease(run.lineage, step, wait_s=0.0))
             await timed("commit", run.buffer.commit(run.lineage, step))
         return {f"{name}_us": 1e6 * median(values) for name, values in times.items()}
-
-    async def _bytes(self, run: _Run) -> int:
-        """What the run's keys take; the server's own total has its clients' buffers in it."""
-        client, total = self.store.client, 0
-        async for key in client.scan_iter(match=f"{run.buffer.prefix}:*", count=1000):
-            total += await client.memory_usage(key, samples=0) or 0
-        return total
 
     # --- 3 ------------------------------------------------------------------------------------------------------------
 
@@ -329,6 +322,15 @@ class _Bench:
                 f"reading and checking it before that {ms['check']:.2f} ms"
             )
             self.targets.append(Target(f"assembly against a copy, {size / 1e6:.1f} MB", share, ASSEMBLY, "higher"))
+
+
+async def bytes_of_run(buffer: RedisBuffer) -> int:
+    """What the run's keys take in the store; the server's own total has its clients' buffers in it."""
+    client = buffer.store.client
+    questions = client.pipeline(transaction=False)  # a collector has several keys, and there may be thousands
+    async for key in client.scan_iter(match=f"{buffer.prefix}:*", count=1000):
+        questions.memory_usage(key, samples=0)
+    return sum(size or 0 for size in await questions.execute())
 
 
 def _limits(**chosen: Any) -> Limits:
