@@ -13,11 +13,10 @@ from typing import Any
 
 import msgspec
 from redis import exceptions
-from redis.exceptions import NoScriptError, RedisError
+from redis.exceptions import RedisError
 
 from asyncrl.buffers.base import (
     Beat,
-    BufferError,
     Commit,
     FailKind,
     GroupHeader,
@@ -32,8 +31,9 @@ from asyncrl.buffers.base import (
     Waiting,
 )
 from asyncrl.buffers.memory import DEADLINE_SLACK_S, checked_payloads
+from asyncrl.buffers.puts import Puts
 from asyncrl.buffers.replies import header_doc, header_of, row_of, stats_of, weights_of
-from asyncrl.buffers.store import Store, answer_of, limits_doc, run_prefix, shown
+from asyncrl.buffers.store import Store, limits_doc, run_prefix
 from asyncrl.buffers.words import waiting_words
 from asyncrl.staleness import Weights
 
@@ -61,6 +61,7 @@ class RedisBuffer:
         self.recipe = dict(recipe)
         self.clock = clock
         self.prefix = run_prefix(run)
+        self._puts = Puts(store, self.prefix)
 
     def _now(self) -> str:
         return "" if self.clock is None else repr(self.clock())
@@ -148,21 +149,8 @@ class RedisBuffer:
             await self.nudge(member, REWIND_WAIT_S)
 
     async def _put_once(self, header: GroupHeader, payload: bytes, arguments: Mapping[str, Any]) -> Any:
-        """Payload and decision in one transaction: the group is there exactly if the ticket says so."""
         field = f"{header.ordinal}:{header.attempt}"
-        document = msgspec.json.encode(arguments)
-        for _ in range(2):
-            transaction = self.store.client.pipeline(transaction=True)
-            transaction.hsetnx(f"{self.prefix}:payload", field, payload)
-            transaction.evalsha(self.store.sha, 1, self.prefix, "put", document, self._now())
-            async with self.store.answering(f"put of ticket {header.ordinal}"):
-                _, raw = await transaction.execute(raise_on_error=False)
-                if not isinstance(raw, Exception):
-                    return answer_of(raw)
-                if not isinstance(raw, NoScriptError):
-                    raise raw
-                await self.store.load()  # the payload written meanwhile is found again: HSETNX leaves it alone
-        raise BufferError(f"store {shown(self.store.url)}: the server does not keep the scripts that it is given")
+        return await self._puts.put(field, payload, msgspec.json.encode(arguments), self._now())
 
     async def fail(
         self,
