@@ -33,8 +33,7 @@ def new_run() -> Any:
 
 @pytest.fixture
 def spawn(start: Start, tmp_path: Path) -> Callable[..., subprocess.Popen[str]]:
-    """Start `python ARGUMENTS` in the test's folder, by default `-m asyncrl.cli.main ...`; what it says goes to
-    <its name>.log."""
+    """Start `asyncrl ARGUMENTS`, or another `program`, in the test's folder; what it says goes to <its name>.log."""
 
     def spawn(
         name: str, *arguments: str, program: tuple[str, ...] = ASYNCRL, **environment: str

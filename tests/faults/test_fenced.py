@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import signal
 import subprocess
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from asyncrl.schema import decode
 from asyncrl.staleness import Weights
 from asyncrl.telemetry.metrics import read_metrics
 from tests.faults.runs import begin, collecting, leased, recipe_of, step, to_the_end
+from tests.processes import within
 
 pytestmark = pytest.mark.faults
 
@@ -83,15 +83,6 @@ main()
 """
 
 LEARN_S = 150.0  # the built-in model is made once, torch is imported three times on two busy cores
-
-
-def within(seconds: float, condition: Callable[[], object]) -> bool:
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if condition():
-            return True
-        time.sleep(0.05)
-    return False
 
 
 def steps_of(folder: Path) -> list[int]:
