@@ -34,8 +34,8 @@ def run(recipe: str | os.PathLike[str] | None = None, *, max_trajectory_age: int
     the run with a checkpoint within `run.grace_s` seconds and is raised then; a second one ends it at once.
 
     Raises what a recipe, its data, task, model, store or folder cause before anything is started (RecipeError,
-    DataError, TaskError, ModelError, BufferError, RunFolderError: one to three lines, with the fix), and RunFailed if
-    the run itself fails.
+    DataError, TaskError, ModelError, BuiltinModelError, BufferError, RunFolderError: one to three lines, with the fix),
+    and RunFailed if the run itself fails.
     """
     source = None if recipe is None else os.fspath(recipe)
     loaded = load_recipe(source, sections=sections, flags={"max_trajectory_age": max_trajectory_age})

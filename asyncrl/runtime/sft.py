@@ -19,7 +19,8 @@ log = logging.getLogger(__name__)
 
 
 def check(recipe: SftRecipe) -> Split:
-    """Everything a person can get wrong that is found without torch. Raises DataError, ModelError; returns the rows."""
+    """Everything a person can get wrong that is found without torch. Raises DataError, ModelError,
+    BuiltinModelError; returns the rows."""
     split = read_split(recipe.data)
     models.check(recipe)
     return split
@@ -27,7 +28,7 @@ def check(recipe: SftRecipe) -> Split:
 
 async def train(recipe: SftRecipe, split: Split, *, folder: Path, resume: bool, stop: asyncio.Event) -> None:
     """Train into `folder`, from the newest checkpoint in it if `resume`; `stop` ends it after the step at hand, with a
-    checkpoint. Raises ModelError, DataError, TaskError, SftError before the work, RunFailed after."""
+    checkpoint. Raises what `check` raises, TaskError and SftError before the work, RunFailed after."""
     model_path = await asyncio.to_thread(models.resolve, recipe)
     import torch
     from transformers.utils import logging as transformers_logging

@@ -20,14 +20,17 @@ from asyncrl.runtime.tail import JsonLines
 from asyncrl.telemetry.metrics import MetricsWriter, read_metrics
 
 STEPS = 20
+LIMIT_S = 30.0
 
 
 class Collecting:
-    """A sink that keeps what it gets; `stuck` blocks it in the named call until the test ends."""
+    """A sink that keeps what it gets; `stuck` blocks it in the named call until the test ends. `far`: it is stuck in
+    `log`, or has everything."""
 
     def __init__(self, *, stuck: str = "", raises: bool = False) -> None:
         self.got: list[int] = []
         self.closed = False
+        self.far = threading.Event()
         self.release = threading.Event()
         self._stuck, self._raises = stuck, raises
 
@@ -35,12 +38,15 @@ class Collecting:
         if self._raises:
             raise ConnectionError("the server is down\nwith details")
         if self._stuck == "log" and self.got:
-            self.release.wait(30)
+            self.far.set()
+            self.release.wait(LIMIT_S)
         self.got.append(point.at)
+        if len(self.got) == STEPS:
+            self.far.set()
 
     def close(self) -> None:
         if self._stuck == "close":
-            self.release.wait(30)
+            self.release.wait(LIMIT_S)
         self.closed = True
 
 
@@ -52,17 +58,27 @@ def written(folder: Path) -> JsonLines:
     return JsonLines(folder / "metrics.jsonl")
 
 
-async def delivered(sink: Collecting, lines: JsonLines, *, stopping: bool = True) -> tuple[int, list[str]]:
-    """Exit code of a sink's process around `sink`, and what it said. `stopping`: the run has ended already."""
+async def delivered(
+    sink: Collecting, lines: JsonLines, *, ends: str = "at once", close_s: float = LIMIT_S
+) -> tuple[int, list[str]]:
+    """Exit code of a sink's process around `sink`, and what it said. `ends`: of the run, at once, when the sink is
+    `far`, or never."""
     said: list[str] = []
     stop = asyncio.Event()
-    if stopping:
-        stop.set()
+
+    async def end() -> None:
+        if ends == "far":
+            assert await asyncio.to_thread(sink.far.wait, LIMIT_S)
+        if ends != "never":
+            stop.set()
+
+    ending = asyncio.create_task(end())
     try:
-        async with asyncio.timeout(20):
-            code = await pass_on(Courier(lambda: sink, lines), stop, close_s=0.5, say=said.append)
+        async with asyncio.timeout(2 * LIMIT_S):
+            code = await pass_on(Courier(lambda: sink, lines), stop, close_s=close_s, say=said.append)
     finally:
         sink.release.set()  # its thread is waited for when the loop closes
+    await ending
     return code, said
 
 
@@ -76,7 +92,7 @@ async def test_everything_is_delivered_in_order_also_what_is_written_just_before
 
 @pytest.mark.asyncio
 async def test_a_slow_sink_is_given_up_after_the_run_and_what_it_missed_is_counted(tmp_path):
-    code, (line,) = await delivered(Collecting(stuck="log"), written(tmp_path))
+    code, (line,) = await delivered(Collecting(stuck="log"), written(tmp_path), ends="far", close_s=0.1)
     assert code == SAID
     assert line.startswith(f"{STEPS - 1} records were not delivered")
 
@@ -97,14 +113,14 @@ def test_without_the_limit_a_stuck_sink_is_waited_for(tmp_path):
 
 @pytest.mark.asyncio
 async def test_a_sink_whose_close_hangs_is_given_up(tmp_path):
-    code, (line,) = await delivered(Collecting(stuck="close"), written(tmp_path))
+    code, (line,) = await delivered(Collecting(stuck="close"), written(tmp_path), ends="far", close_s=1.0)
     assert code == SAID
     assert line.startswith("it did not close within")
 
 
 @pytest.mark.asyncio
 async def test_a_sink_that_raises_gets_nothing_more_and_is_said_in_one_line(tmp_path):
-    code, (line,) = await delivered(Collecting(raises=True), written(tmp_path), stopping=False)
+    code, (line,) = await delivered(Collecting(raises=True), written(tmp_path), ends="never")
     assert code == SAID
     assert line.startswith("ConnectionError: the server is down;")
 
