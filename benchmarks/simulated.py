@@ -27,6 +27,7 @@ from asyncrl.buffers.server import EmbeddedServer
 from asyncrl.buffers.store import Store, open_store
 from asyncrl.config import recipe as recipes
 from asyncrl.config.identity import recipe_hash
+from asyncrl.runtime import tether
 from asyncrl.schema import decode, max_group_bytes
 from asyncrl.staleness import Weights, age
 
@@ -139,7 +140,7 @@ async def _connected(url: str) -> AsyncIterator[Store]:
 @asynccontextmanager
 async def _collector(url: str, log: Path) -> AsyncIterator[Process]:
     """A collector process by the command a person would type; ended with the context at the latest."""
-    command = [sys.executable, "-m", "asyncrl.cli.main", "collector", "--buffer", url, "--run", RUN]
+    command = tether.command([sys.executable, "-m", "asyncrl.cli.main", "collector", "--buffer", url, "--run", RUN])
     with log.open("wb") as output:
         process = await asyncio.create_subprocess_exec(*command, stdout=output, stderr=output)
     try:
