@@ -57,6 +57,7 @@ def test_an_interval_lies_around_its_mean_and_within_the_values(values: list[flo
     assert found.high is not None
     assert found.value == pytest.approx(np.mean(values))
     assert min(values) - 1e-9 <= found.low <= found.high <= max(values) + 1e-9
+    assert found.low - 1e-9 <= np.mean(values) <= found.high + 1e-9
     assert found == mean_with_interval(values, seed=seed)
     assert found.prompts == len(values)
 
