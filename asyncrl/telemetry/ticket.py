@@ -1,5 +1,5 @@
 """How a group reads: when what happened to it, the prompt, each answer with the versions that sampled it, rewards and
-log-probs. Pure functions from its record batch (`schema.py`) to lines."""
+log-probs. Pure functions from its record batch (`asyncrl.schema`) to lines."""
 
 from __future__ import annotations
 

@@ -1,0 +1,72 @@
+"""Groups back to back, as a learner takes them, and what one group says of itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from asyncrl.schema.columns import TOKEN_COLUMNS, entries, values_of
+from asyncrl.staleness import Weights
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """Groups back to back: per-token columns of all rows, and where each row starts. Zero-copy where Arrow allows; the
+    arrays are read-only. N tokens, R rows."""
+
+    token_ids: NDArray[np.int32]  # [N]
+    loss_mask: NDArray[np.uint8]  # [N]
+    logprobs: NDArray[np.float32]  # [N]
+    versions: NDArray[np.int32]  # [N]
+    cu_seqlens: NDArray[np.int64]  # [R + 1]
+    rewards: NDArray[np.float64]  # [R]; NaN = unscored
+    groups: NDArray[np.int64]  # [R] index of the row's group in the batch
+    table: pa.Table
+
+
+def pack(batches: Sequence[pa.RecordBatch]) -> Packed:
+    """Put groups back to back, in the order given. Columns that only some of them have are filled with nulls."""
+    if not batches:
+        raise ValueError("nothing to pack: no group")
+    table = together(batches)
+    columns = {name: table.column(name).chunk(0) for name in TOKEN_COLUMNS}
+    offsets = columns["token_ids"].offsets.to_numpy()
+    return Packed(
+        **{name: column.flatten().to_numpy() for name, column in columns.items()},
+        cu_seqlens=(offsets - offsets[0]).astype(np.int64),
+        rewards=table.column("reward").chunk(0).to_numpy(),
+        groups=np.repeat(np.arange(len(batches)), [batch.num_rows for batch in batches]),
+        table=table,
+    )
+
+
+def together(batches: Sequence[pa.RecordBatch]) -> pa.Table:
+    """One table of one chunk a column. Batches must be sound: joining broken offsets reads what is not theirs."""
+    if all(batch.schema.equals(batches[0].schema) for batch in batches):  # no columns to compare one by one
+        return pa.Table.from_batches(batches).combine_chunks()
+    tables = [pa.Table.from_batches([batch]) for batch in batches]
+    return pa.concat_tables(tables, promote_options="default").combine_chunks()
+
+
+def version_range(batch: pa.RecordBatch) -> tuple[int, int]:
+    """(oldest, newest) version over the trainable tokens. Raises ValueError if there is none."""
+    trained = values_of(batch, "versions")[values_of(batch, "loss_mask") == 1]
+    if not len(trained):
+        raise ValueError("no trainable token in the group")
+    return int(trained.min()), int(trained.max())
+
+
+def span_weights(batch: pa.RecordBatch) -> tuple[Weights, ...]:
+    """Every (lineage, version) that sampled a token of the group, ascending; the last is the newest."""
+    spans = entries(batch.column("spans"))
+    lineages, versions = (spans.field(name).to_numpy().tolist() for name in ("lineage", "version"))
+    return tuple(Weights(*pair) for pair in sorted(set(zip(lineages, versions, strict=True))))
+
+
+def sampled_tokens(batch: pa.RecordBatch) -> int:
+    """How many tokens of the group were sampled."""
+    return int(values_of(batch, "loss_mask").sum(dtype=np.int64))

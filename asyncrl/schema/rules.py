@@ -1,0 +1,167 @@
+"""What a record may say. The same rules for what this process is about to hand over and for what arrives in it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from asyncrl.schema.columns import CHECKED, FINISH_REASONS, SCHEMA, TOKEN_COLUMNS, check_schema, entries, starts_of
+
+
+def validate(batch: pa.RecordBatch) -> None:
+    """Refuse what a learner could not train honestly. Raises ValueError that names row and column.
+
+    Arrow's own full validation (offsets, UTF-8, sizes of buffers); no nulls but in reward parts; per-token columns
+    aligned; version -1 and logprob 0 where the mask is 0; prompts never trained; every sampled token in one span that
+    says its version; one ticket, one attempt, one lineage (that of the newest span), no member twice.
+    """
+    check_memory(batch)
+    check_columns({name: batch.column(name) for name in SCHEMA.names}, np.zeros(1, np.int64))
+
+
+def check_memory(batch: pa.RecordBatch) -> None:
+    """That its columns are those of the record, sound by Arrow's rules, and that there is a row."""
+    check_schema(batch.schema, version=False)
+    try:
+        batch.validate(full=True)  # names the column
+    except pa.ArrowInvalid as error:
+        raise ValueError(f"not a valid record batch: {error}") from error
+    if not batch.num_rows:
+        raise ValueError("no row: a group has one trajectory at least")
+
+
+def check_columns(columns: Mapping[str, pa.Array], firsts: NDArray[np.int64]) -> None:
+    """What `validate` refuses beyond Arrow's own rules. firsts [groups]: where each group's first row is."""
+    check_nulls(columns)
+    starts = starts_of(columns["token_ids"])
+    for name in TOKEN_COLUMNS:
+        if np.count_nonzero(starts_of(columns[name]) != starts):
+            found, wanted = np.diff(starts_of(columns[name])), np.diff(starts)
+            n = int(np.argmax(found != wanted))
+            raise ValueError(f"row {n}, column {name}: {found[n]} entries, token_ids has {wanted[n]}")
+    tokens = {name: entries(columns[name]).to_numpy() for name in TOKEN_COLUMNS}
+    values = {name: columns[name].to_pylist() for name in CHECKED}
+    spans = entries(columns["spans"])
+    numbers = (spans.field(name).to_numpy().tolist() for name in ("lineage", "version", "start", "end"))
+    flat = list(zip(*numbers, spans.field("checksum").to_pylist(), strict=True))
+    values["spans"] = [flat[start:end] for start, end in pairwise(starts_of(columns["spans"]).tolist())]
+    check_rules(tokens, starts, values, np.repeat(firsts, np.diff(firsts, append=len(starts) - 1)).tolist())
+
+
+def check_nulls(columns: Mapping[str, pa.Array]) -> None:
+    for name, column in columns.items():
+        if column.null_count:
+            raise ValueError(f"row {int(np.argmax(column.is_null()))}, column {name}: null")
+        if _has_inner_null(column):
+            raise ValueError(f"column {name}: a null inside")
+
+
+def _has_inner_null(column: pa.Array) -> bool:
+    """Whether a list or struct holds a null. A map may: an unscored reward part is one."""
+    if pa.types.is_list(column.type):
+        # All that its buffers hold comes first: mostly there is no null, and what the rows hold is a part of it.
+        return _has_null(column.values) and _has_null(entries(column))
+    if pa.types.is_struct(column.type):
+        return any(column.field(at).null_count for at in range(column.type.num_fields))
+    return False
+
+
+def _has_null(array: pa.Array) -> bool:
+    return bool(array.null_count) or _has_inner_null(array)
+
+
+def check_rules(
+    tokens: Mapping[str, NDArray[Any]],
+    starts: NDArray[np.int32],
+    values: Mapping[str, Sequence[Any]],
+    first_of: Sequence[int],
+) -> None:
+    """The record's rules. tokens, starts: as `plain` returns them; values: by column, those of `CHECKED` and the
+    spans; first_of [rows]: the first row of each row's group."""
+    _check_tokens(tokens, starts, np.array(values["prompt_length"]))
+    _check_rows(values, (starts[1:] - starts[:-1]).tolist(), first_of)
+    _check_spans(values, tokens["versions"], starts, first_of)
+
+
+def _check_tokens(tokens: Mapping[str, NDArray[Any]], starts: NDArray[np.int32], prompts: NDArray[np.int64]) -> None:
+    def refuse(wrong: NDArray[np.bool_], column: str, why: str) -> None:
+        if np.count_nonzero(wrong):
+            at = int(np.argmax(wrong))
+            n = int(np.searchsorted(starts, at, side="right")) - 1
+            raise ValueError(f"row {n}, column {column}: {tokens[column][at]} at position {at - starts[n]}; {why}")
+
+    mask, versions = tokens["loss_mask"], tokens["versions"]
+    refuse(mask > 1, "loss_mask", "must be 0 or 1")
+    sampled = mask == 1
+    refuse(tokens["token_ids"] < 0, "token_ids", "must be >= 0")
+    refuse(sampled == (versions < 0), "versions", "must be >= 0 exactly where the mask is 1")
+    refuse(versions < -1, "versions", "must be -1 where the mask is 0")
+    refuse((tokens["logprobs"] != 0) & ~sampled, "logprobs", "must be 0 where the mask is 0")
+    lengths = starts[1:] - starts[:-1]
+    if np.count_nonzero(wrong := (prompts < 0) | (prompts > lengths) | (lengths == 0)):
+        n = int(np.argmax(wrong))
+        raise ValueError(f"row {n}, column prompt_length: {prompts[n]} in a sequence of {lengths[n]} tokens")
+    in_prompt = np.arange(len(mask)) < (starts[:-1] + prompts).repeat(lengths)
+    refuse(sampled & in_prompt, "loss_mask", "must be 0 on the prompt")
+
+
+def _check_rows(values: Mapping[str, Sequence[Any]], lengths: Sequence[int], first_of: Sequence[int]) -> None:
+    for name in ("ticket", "attempt", "lineage", "task", "row_id"):
+        column = values[name]
+        for n, (value, first) in enumerate(zip(column, first_of, strict=True)):
+            if value != column[first]:
+                wanted = f"row {first} has {column[first]}"
+                raise ValueError(f"row {n}, column {name}: {value}, but {wanted}; a group is one ticket")
+    seen: set[tuple[int, int, int]] = set()
+    names = ("member", "segment", "finish_reason", "turn_offsets", "turn_rewards", "info")
+    for n, (member, segment, finish, offsets, rewards, info) in enumerate(
+        zip(*(values[name] for name in names), strict=True)
+    ):
+        if (first_of[n], member, segment) in seen:
+            raise ValueError(f"row {n}, column member: member {member} segment {segment} a second time")
+        seen.add((first_of[n], member, segment))
+        if finish not in FINISH_REASONS:
+            raise ValueError(f"row {n}, column finish_reason: {finish!r}; must be one of {', '.join(FINISH_REASONS)}")
+        if offsets and (list(offsets) != sorted(offsets) or offsets[0] < 0 or offsets[-1] > lengths[n]):
+            raise ValueError(f"row {n}, column turn_offsets: {offsets}; must ascend within 0..{lengths[n]}")
+        if rewards and len(rewards) != len(offsets):
+            raise ValueError(f"row {n}, column turn_rewards: {len(rewards)} rewards for {len(offsets)} turns")
+        if not info.startswith("{"):
+            raise ValueError(f"row {n}, column info: {info[:40]!r}; must be a JSON object")
+
+
+def _check_spans(
+    values: Mapping[str, Sequence[Any]],
+    versions: NDArray[np.int32],
+    starts: NDArray[np.int32],
+    first_of: Sequence[int],
+) -> None:
+    named = np.full_like(versions, -1)  # by the spans
+    bounds = starts.tolist()
+    newest: dict[int, tuple[int, int]] = {}  # by first row: (lineage, version)
+    for n, (first_row, spans) in enumerate(zip(first_of, values["spans"], strict=True)):
+        end, length = 0, bounds[n + 1] - bounds[n]
+        for lineage, version, first, last, _ in spans:
+            if not end <= first < last <= length:
+                raise ValueError(f"row {n}, column spans: [{first}, {last}) after {end} of {length}")
+            named[bounds[n] + first : bounds[n] + last] = version
+            newest[first_row] = max(newest.get(first_row, (lineage, version)), (lineage, version))
+            end = last
+    if np.count_nonzero(wrong := (versions >= 0) & (versions != named)):
+        at = int(np.argmax(wrong))
+        n = int(np.searchsorted(starts, at, side="right")) - 1
+        row = slice(bounds[n], bounds[n + 1])
+        sampled = versions[row] >= 0
+        if named[at] < 0:
+            counts = f"{np.count_nonzero(sampled & (named[row] >= 0))} of {np.count_nonzero(sampled)}"
+            raise ValueError(f"row {n}, column spans: cover {counts} sampled tokens")
+        where = f"the span at position {at - bounds[n]} says version {named[at]}"
+        raise ValueError(f"row {n}, column spans: {where}, the token has {versions[at]}")
+    for first_row, (lineage, _) in newest.items():
+        if lineage != (own := values["lineage"][first_row]):
+            raise ValueError(f"row {first_row}, column lineage: {own}, but the newest span is of lineage {lineage}")
