@@ -25,6 +25,9 @@ from asyncrl.tasks.uppercase import Uppercase
 
 BUILT_IN = ("reverse", "uppercase", "single-turn")
 
+LOOKED_AT = 100
+"""Rows of a split whose ids are compared: a procedural task may have 2**40."""
+
 
 def build_task(config: recipe.Task, *, seed: int) -> Task:
     """The task, with the rows of both splits looked at, so that a bad task or data file fails before a run begins.
@@ -182,7 +185,8 @@ def _complaint(error: BaseException) -> str:
 
 
 def _check_rows(task: Task, split: Split) -> None:
-    """Look at a split's size and first row. Raises TaskError (a built-in task's DataError passes through)."""
+    """Look at a split's size, its first row and the first ids. Raises TaskError (a built-in task's DataError passes
+    through)."""
     where = f"task {task.name}: rows({split!r})"
     if not isinstance(task, CustomTask):
         task.rows(split)
@@ -213,6 +217,21 @@ def _check_rows(task: Task, split: Split) -> None:
         ) from error
     for key, value in (("answer", first.answer), ("info", first.info)):
         _check_travels(f"{where}[0].{key}", value)
+    _check_ids(where, rows)
+
+
+def _check_ids(where: str, rows: Sequence[Row]) -> None:
+    """Rows that share an id would be one prompt in every evaluation. The first ones show whether any were given."""
+    seen: dict[object, int] = {}
+    for n in range(min(len(rows), LOOKED_AT)):
+        try:
+            before = seen.setdefault(rows[n].id, n)
+        except Exception as error:
+            raise TaskError(f"{where}[{n}] raised {_complaint(error)}") from error
+        if before != n:
+            raise TaskError(
+                f"{where}: rows {before} and {n} have the same id {rows[n].id!r}: give each row of a split its own"
+            )
 
 
 def _check_travels(where: str, value: object) -> None:

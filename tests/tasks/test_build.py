@@ -153,6 +153,16 @@ SCORE = "    def score(self, row, answer): return 1.0\n"
             "class A:\n    def rows(self, s): return [Row('1', 'p', {1})]\n" + SCORE,
             r"answer is \{1\}, which",
         ),
+        (
+            "my_task:A",
+            "class A:\n    def rows(self, s): return [Row('1', 'p'), Row('2', 'p'), Row('1', 'q')]\n" + SCORE,
+            r"rows\('train'\): rows 0 and 2 have the same id '1'",
+        ),
+        (
+            "my_task:A",
+            "class A:\n    def rows(self, s): return [Row('1', 'p'), None]\n" + SCORE,
+            r"rows\('train'\)\[1\] raised AttributeError",
+        ),
         ("my_task:A", "class A:\n    def rows(self, s): return [Row('1', 'p', A)]\n" + SCORE, r"answer cannot be sent"),
         (
             "my_task:A",
