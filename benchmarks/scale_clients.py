@@ -50,7 +50,7 @@ class Setting:
     group_bytes: int
     checkpoint_every: int = 4
     ranks: int = 4
-    cv: float = 0.5  # of a group's seconds
+    cv: float = 0.3  # of a group's seconds
     archive: bool = True  # False, a control: settled rows stay in the store
     drop: int | None = None  # a control: the payload of this ticket's first attempt is gone once `put` was answered
 
