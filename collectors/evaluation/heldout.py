@@ -9,6 +9,7 @@ Both are JSON, without NaN.
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -53,11 +54,9 @@ async def evaluate(
     ones after all, and what `generate` raises.
     """
 
-    async def answer(index: int, sample: int) -> dict[str, Any]:
-        try:
-            prompt = prompts.heldout(index)
-        except PromptError as error:
-            return _entry(f"heldout-{index}", failure=error.reason)
+    async def answer(index: int, prompt: Prompt | PromptError, sample: int) -> dict[str, Any]:
+        if isinstance(prompt, PromptError):
+            return _entry(f"heldout-{index}", failure=prompt.reason)
         request = Request(
             id=f"{evaluation.id}/{index}.{sample}",
             group=f"{evaluation.id}/{index}",
@@ -81,8 +80,17 @@ async def evaluate(
             finish_reason=completion.finish_reason,
         )
 
-    rows = range(min(evaluation.prompts, prompts.heldout_rows))
-    answers = await all_or_nothing(answer(index, sample) for index in rows for sample in range(evaluation.samples))
+    asked: list[Prompt | PromptError] = []
+    for index in range(min(evaluation.prompts, prompts.heldout_rows)):
+        try:
+            asked.append(prompts.heldout(index))
+        except PromptError as error:
+            asked.append(error)
+        # A millisecond each: thousands of rows must not keep heartbeats and signals waiting.
+        await asyncio.sleep(0)
+    answers = await all_or_nothing(
+        answer(index, prompt, sample) for index, prompt in enumerate(asked) for sample in range(evaluation.samples)
+    )
     rewards = [entry["reward"] for entry in answers if entry["reward"] is not None]
     return {
         "id": evaluation.id,

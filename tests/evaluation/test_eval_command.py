@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -193,6 +194,19 @@ def test_a_run_without_a_checkpoint_says_what_can_be_evaluated_instead(cli, run_
     done = cli("eval")
     assert done.returncode == 2
     assert str(run_folder / "recipe.yaml") in done.stderr
+
+
+@pytest.mark.faults
+def test_an_interrupt_ends_it_with_its_verifiers(begin, descendants, eventually, is_alive, model):
+    settings = ("--set", f"model.path={model}", "--set", "task.digits=[3, 6]", "--prompts", "4000")
+    process = begin("eval", "tiny-reverse", *settings)
+    assert eventually(60, lambda: descendants(process.pid) or process.poll() is not None)
+    verifiers = [child.pid for child in descendants(process.pid)]
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert verifiers
+    assert eventually(20, lambda: not [pid for pid in verifiers if is_alive(pid)])
 
 
 @pytest.mark.slow

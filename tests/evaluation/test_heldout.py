@@ -1,0 +1,60 @@
+"""An evaluation beside work that must go on: the loop is shared with heartbeats and signals."""
+
+from __future__ import annotations
+
+import asyncio
+from itertools import count
+from typing import Any
+
+import pytest
+
+from asyncrl.collectors.engines.base import Completion, Request, Sampling
+from asyncrl.collectors.evaluation.heldout import Evaluation, evaluate
+from asyncrl.collectors.rollout import Prompt, PromptError
+from asyncrl.staleness import Weights
+
+ROWS = 50
+
+
+class Unpresentable:
+    """Prompts of which none can be rendered; what each try saw of `beats`."""
+
+    heldout_rows = ROWS
+
+    def __init__(self) -> None:
+        self.beats = 0
+        self.seen: list[int] = []
+
+    def heldout(self, index: int) -> Prompt:
+        self.seen.append(self.beats)
+        raise PromptError("row_error", f"row {index} is broken")
+
+
+async def never(request: Request) -> Completion:
+    raise AssertionError(f"{request.id} was generated")
+
+
+@pytest.mark.asyncio
+async def test_rows_are_rendered_once_and_others_go_on_between_them() -> None:
+    prompts: Any = Unpresentable()
+
+    async def beat() -> None:
+        for prompts.beats in count(1):
+            await asyncio.sleep(0)
+
+    beating = asyncio.create_task(beat())
+    try:
+        result = await evaluate(
+            Evaluation("e", Weights(1, 0), ROWS, samples=4),
+            prompts=prompts,
+            scorer=Any,  # type: ignore[arg-type]  # nothing to score
+            generate=never,
+            sampling=Sampling(max_tokens=1),
+            run="run/0",
+        )
+    finally:
+        beating.cancel()
+    assert len(prompts.seen) == ROWS
+    assert prompts.seen == sorted(set(prompts.seen)), "some were rendered without a beat in between"
+    assert (result["n"], result["unscored"], result["success"]) == (4 * ROWS, 4 * ROWS, None)
+    assert [answer["failure"] for answer in result["answers"]] == ["row_error"] * 4 * ROWS
