@@ -21,6 +21,7 @@ def waiting_words(ordinals: tuple[int, ...], owners: tuple[str, ...], members: i
 
 REFUSALS = {
     "no_weights": ("weights of this lineage to serve", "the learner's announcement, then its own staging"),
+    "settling": ("the weights that were just published", "its own activation of them; it waits two seconds at most"),
     "no_rows": ("a row that is not given out yet", "nobody: the data's rows and epochs are used up"),
     "room": ("room: as much as the age bound allows is in work", "the learner's next commit"),
     "due": ("room: another ticket would make a held one expire", "the learner's next commit"),

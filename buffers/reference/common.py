@@ -26,6 +26,7 @@ STRAGGLER_FACTOR = 10.0  # x the median: beyond it a group is broken rather than
 STRAGGLER_FLOOR_S = 60.0  # short groups have noisy medians; nobody minds waiting a minute once
 ROOT = Weights(0, 0)  # the initial weights, before any learner
 CLOCK_STEP_S = 5.0  # longer than any pause between acts while someone lives: collectors beat every two seconds
+SETTLE_S = 2.0  # a collector beats so often, and asks again then; weights of one host are active in milliseconds
 REQUEUES = 3  # times a ticket may be over age under `requeue`; then it is stale, or one that is always late never ends
 QUARANTINE = 8  # payloads that are kept to be looked at; the oldest gives way
 SWEEP_CHUNK = 500  # tickets a rewind looks at in one atomic act, so that the server is never blocked for long
@@ -113,6 +114,7 @@ class Common:
         self.now = 0.0
         self.stamp: float | None = None
         self.version = 0
+        self.moved_at: float | None = None  # `now` of the last commit
         self.lineage = 0
         self.tree = Lineages({})
         self.phase = "running"

@@ -121,7 +121,7 @@ class Leases(Puts):
         """V moves: the one place where room is freed, by the version and not by an acknowledgement."""
         self.next_lease_attempt = 0
         self.commits[version - 1] = lineage
-        self.version = version
+        self.version, self.moved_at = version, self.now
         if self.version >= self.limits.max_steps:
             self._end_run()
         else:

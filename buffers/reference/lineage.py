@@ -46,7 +46,7 @@ class Rewinds(Leases):
         self.phase, self.sweep, self.sweep_dues = "rewinding", 0, {}
         self.leased, self.next_lease_attempt, self.learner_waits, self.waiting = None, 0, None, None
         self.announced, self.evaluation, self.evaluation_claim, self.error = None, None, "", None
-        self.filtered_in_row = 0
+        self.filtered_in_row, self.moved_at = 0, None
         self.dues = {}
         for ticket in self.live.values():
             if ticket.state is State.LEASED:

@@ -9,6 +9,7 @@ from typing import Any
 from asyncrl.buffers.base import BufferError, Member, State, Ticket
 from asyncrl.buffers.reference.common import (
     CLOCK_STEP_S,
+    SETTLE_S,
     STRAGGLER_FACTOR,
     STRAGGLER_FLOOR_S,
     MemberState,
@@ -137,6 +138,8 @@ class Tickets(Transitions):
         limits = self.limits
         if serving is None or not self.tree.is_ancestor(serving, self.lineage):
             return "no_weights"
+        if self._settles(serving):
+            return "settling"
         if (ordinal := self._next_to_issue()) is None:
             return "no_rows"
         steps_left = limits.max_steps - self.version
@@ -160,6 +163,14 @@ class Tickets(Transitions):
         if self.reserved + self.held_bytes + limits.group_bytes > limits.max_bytes:
             return "bytes"
         return ordinal, uses
+
+    def _settles(self, serving: Weights) -> bool:
+        """Just after a commit a collector that lags is about to serve the new version. A ticket issued before that is
+        due one step earlier, which costs nothing under `wait`, and groups under the policies that give up."""
+        limits = self.limits
+        if limits.over_age == "wait" or limits.publish_every > 1 or serving.version >= self.version:
+            return False
+        return self.moved_at is not None and self.now - self.moved_at < SETTLE_S
 
     def _in_time(self, serving: Weights, uses: int) -> bool:
         """The due test with this ticket; only `wait` promises that nothing held expires."""

@@ -52,6 +52,7 @@ local STRAGGLER_FACTOR = 10
 local STRAGGLER_FLOOR_S = 60
 local SWEEP_CHUNK = 500
 local CLOCK_STEP_S = 5 -- longer than any pause between acts while someone lives: collectors beat every two seconds
+local SETTLE_S = 2 -- a collector beats so often, and asks again then; weights of one host are active in milliseconds
 local REQUEUES = 3 -- times a ticket may be over age under `requeue`; then it is stale
 local QUARANTINE = 8 -- payloads that are kept to be looked at; the oldest gives way
 local ENDLESS = 2 ^ 53 -- more versions than any run has

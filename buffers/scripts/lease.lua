@@ -216,6 +216,7 @@ local function move_to(version, lineage)
   put_run('lease_attempt', 0)
   call('HSET', COMMITS, version - 1, lineage)
   put_run('version', version)
+  put_run('moved', exact(now))
   if version >= limits.max_steps then
     local over = call('ZRANGE', LIVE, 0, -1)
     for _, ordinal in ipairs(call('ZRANGE', RETURNED, 0, -1)) do over[#over + 1] = ordinal end

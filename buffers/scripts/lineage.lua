@@ -19,7 +19,7 @@ local function start_rewind(version)
     save(t)
   end
   for _, field in ipairs({ 'lease', 'learner_waits', 'waiting_for', 'announced', 'announcement', 'evaluation',
-    'evaluation_claim', 'ended_with' }) do
+    'evaluation_claim', 'ended_with', 'moved' }) do
     drop_run(field)
   end
   for _, incarnation in ipairs(call('HKEYS', MEMBERS)) do

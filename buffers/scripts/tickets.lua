@@ -31,10 +31,18 @@ local function in_time(served, uses)
   return due_test(owed, num('version') + (R.lease and 1 or 0))
 end
 
+-- Just after a commit a collector that lags is about to serve the new version. A ticket issued before that is due one step
+-- earlier, which costs nothing under `wait`, and groups under the policies that give up.
+local function settles(serving)
+  if limits.over_age == 'wait' or limits.publish_every > 1 or serving[2] >= num('version') then return false end
+  return R.moved and now - num('moved') < SETTLE_S
+end
+
 -- Contract 2: the ordinal that a collector serving these weights would get now and the uses it would owe; or nil and the
 -- guard that refuses.
 local function admit(serving)
   if not serving or not is_ancestor(serving[1], serving[2]) then return nil, 'no_weights' end
+  if settles(serving) then return nil, 'settling' end
   -- Returned tickets first: else a lost collector's live ticket blocks its own re-issue (deadlock at k 0, B 1).
   local ordinal = tonumber(call('ZRANGE', RETURNED, 0, 0)[1])
   if not ordinal then

@@ -9,6 +9,7 @@ import pytest
 from asyncrl.buffers.base import State
 from asyncrl.staleness import Weights
 from tests.buffer.acts import header, joins, limits, puts, serves, starts, takes, trains
+from tests.buffer.driver import Clock
 
 
 async def _with_an_old_ticket(buffer: Any, lims: Any) -> tuple[Any, Any]:
@@ -115,3 +116,34 @@ async def test_filtered_tickets_in_a_row_are_counted_until_a_group_is_held(make_
     assert [t.ordinal for t in await takes(buffer, a, 1)] == [3, 4], "their room is refilled at once"
     await puts(buffer, a, tickets[2])
     assert (await buffer.stats()).filtered_in_row == 0
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(("policy", "at_once"), [("wait", 1), ("drop", 0), ("requeue", 0), ("mask", 0)])
+async def test_who_lags_just_after_a_commit_gets_tickets_for_the_old_weights_only_where_that_loses_nothing(
+    make_buffer: Any, clock: Clock, policy: str, at_once: int
+) -> None:
+    lims = limits(1, 1, over_age=policy)
+    buffer = await make_buffer(lims, clock)
+    await starts(buffer, lims)
+    a = await joins(buffer, "a", Weights(1, 0))
+    (ticket,) = await takes(buffer, a, 0, want=1)
+    await puts(buffer, a, ticket)
+    await trains(buffer, 1, 0)
+    assert len(await takes(buffer, a, 1, want=1)) == at_once, "it still serves version 0"
+    clock.now += 2.0
+    await serves(buffer, a, Weights(1, 0))
+    assert len(await takes(buffer, a, 1, want=1)) == 1, "it may serve it for long: its transfer is slow"
+
+
+@pytest.mark.asyncio
+async def test_who_serves_the_new_weights_just_after_a_commit_gets_tickets_at_once(make_buffer: Any) -> None:
+    lims = limits(1, 1, over_age="drop")
+    buffer = await make_buffer(lims)
+    await starts(buffer, lims)
+    a = await joins(buffer, "a", Weights(1, 0))
+    (ticket,) = await takes(buffer, a, 0, want=1)
+    await puts(buffer, a, ticket)
+    await trains(buffer, 1, 0)
+    await serves(buffer, a, Weights(1, 1))
+    assert len(await takes(buffer, a, 1, want=2)) == 2
