@@ -17,6 +17,7 @@ from asyncrl.config.recipe import Recipe
 from asyncrl.learners.limits import limits_of
 from asyncrl.schema import Group, digest, encode, sampled_tokens, span_weights, to_batch, version_range
 from asyncrl.staleness import Weights
+from asyncrl.weights.base import WeightsGone
 from asyncrl.weights.build import receiver
 
 GROUP_SIZE = 4
@@ -108,7 +109,10 @@ class ScriptedCollector:
         assert found is not None
         weights, document = found
         own = {key: value for key, value in document.items() if key != "fork"}
-        staged = await asyncio.to_thread(receiver(own).stage, own, deadline_s=10.0)
+        try:
+            staged = await asyncio.to_thread(receiver(own).stage, own, deadline_s=10.0)
+        except WeightsGone:  # newer ones took their place meanwhile, or their learner has ended: a later beat tells
+            return
         self.model.load_state_dict(dict(staged.tensors), strict=False)
         self.model.tie_weights()
         self.serving, self.checksum = weights, staged.checksum
