@@ -225,12 +225,16 @@ def _check_ids(where: str, rows: Sequence[Row]) -> None:
     seen: dict[object, int] = {}
     for n in range(min(len(rows), LOOKED_AT)):
         try:
-            before = seen.setdefault(rows[n].id, n)
+            row = rows[n]
         except Exception:  # a row that cannot be read fails its own tickets, by name, and ends no run
             continue
+        try:
+            before = seen.setdefault(row.id, n)
+        except Exception as error:
+            raise TaskError(f"{where}[{n}] raised {_complaint(error)}") from error
         if before != n:
             raise TaskError(
-                f"{where}: rows {before} and {n} have the same id {rows[n].id!r}: give each row of a split its own"
+                f"{where}: rows {before} and {n} have the same id {row.id!r}: give each row of a split its own"
             )
 
 

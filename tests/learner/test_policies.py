@@ -31,7 +31,8 @@ from asyncrl.telemetry.metrics import read_metrics, surviving_steps
 pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(120)]
 
 LIMIT_S = 60.0
-STEPS = 10  # ticket 0 is requeued at 2, 4 and 6, and stale at 8: it must not be one of the last groups, which are waited for
+STEPS = 10
+"""A ticket without an end is requeued at 2, 4 and 6 and stale at 8: the last groups, which are waited for, are others."""
 
 
 def recipe_of(**buffer: Any) -> Recipe:
