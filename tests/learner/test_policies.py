@@ -32,7 +32,7 @@ pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(120)]
 
 LIMIT_S = 60.0
 STEPS = 10
-"""A ticket without an end is requeued at 2, 4 and 6 and stale at 8: the last groups, which are waited for, are others."""
+"""A ticket without an end is requeued at 2, 4 and 6, stale at 8: the last groups, which are waited for, are others."""
 
 
 def recipe_of(**buffer: Any) -> Recipe:
