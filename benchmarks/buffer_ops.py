@@ -12,12 +12,10 @@ Control: rows that never leave for the archive make the store's memory grow with
 from __future__ import annotations
 
 import asyncio
-import socket
 import tempfile
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable
 from itertools import count
 from pathlib import Path
 from statistics import median, quantiles
@@ -28,7 +26,9 @@ import uvloop
 
 from asyncrl.benchmarks.echo import EchoServer
 from asyncrl.benchmarks.frame import Measured, Row, Say, Target
-from asyncrl.buffers.base import GroupHeader, Limits, Member, Ticket
+from asyncrl.benchmarks.raw_socket import raw_socket
+from asyncrl.buffers.base import GroupHeader, Member, Ticket
+from asyncrl.buffers.limits import Limits
 from asyncrl.buffers.remote import RedisBuffer
 from asyncrl.buffers.server import EmbeddedServer
 from asyncrl.buffers.store import Store, open_store
@@ -137,7 +137,7 @@ class _Bench:
         run = await _Run.start(self.store, f"transfer-{length}", limits)
         client, key = self.store.client, "asyncrl:{bench}:bytes"
         times: dict[str, list[float]] = {}
-        with _raw_socket(self.store.url) as raw:
+        with raw_socket(self.store.url) as raw:
             for turn in range(turns + 3):
                 await run.serve(turn)
                 (ticket,) = await run.tickets(1)
@@ -379,40 +379,3 @@ async def _timed(call: Callable[[], Any]) -> float:
     if asyncio.iscoroutine(result) or isinstance(result, Awaitable):
         await result
     return time.perf_counter() - started
-
-
-class _Raw:
-    """SET and GET by hand: what the server and the socket allow, without a client."""
-
-    def __init__(self, connection: socket.socket) -> None:
-        self.key = b"asyncrl:{bench}:raw"
-        self._connection = connection
-        self._length = 0
-
-    def set(self, value: bytes) -> None:
-        self._length = len(value)
-        head = b"*3\r\n$3\r\nSET\r\n$%d\r\n%b\r\n$%d\r\n" % (len(self.key), self.key, len(value))
-        self._connection.sendall(head)
-        self._connection.sendall(value)
-        self._connection.sendall(b"\r\n")
-        assert self._receive(5) == b"+OK\r\n"
-
-    def get(self) -> bytes:
-        self._connection.sendall(b"*2\r\n$3\r\nGET\r\n$%d\r\n%b\r\n" % (len(self.key), self.key))
-        head = len(b"$%d\r\n" % self._length)
-        return self._receive(head + self._length + 2)[head:-2]
-
-    def _receive(self, size: int) -> bytes:
-        buffer = bytearray(size)
-        view = memoryview(buffer)
-        while view:
-            view = view[self._connection.recv_into(view) :]
-        return bytes(buffer)
-
-
-@contextmanager
-def _raw_socket(url: str) -> Iterator[_Raw]:
-    path = url.removeprefix("unix://").partition("?")[0]
-    with socket.socket(socket.AF_UNIX) as connection:
-        connection.connect(path)
-        yield _Raw(connection)

@@ -23,7 +23,7 @@ from functools import cache
 from statistics import fmean
 from typing import Literal
 
-from asyncrl.buffers.base import OverAge
+from asyncrl.buffers.limits import OverAge
 from asyncrl.buffers.reference.common import REQUEUES
 from asyncrl.collectors.engines.simulated import relative_length
 

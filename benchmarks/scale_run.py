@@ -24,7 +24,8 @@ from asyncrl.benchmarks.buffer_ops import bytes_of_run
 from asyncrl.benchmarks.scale_clients import MODULE, READY, RUN, Fetched, Report, Setting, TimedBuffer
 from asyncrl.buffers.archive_ledger import ArchiveLedger
 from asyncrl.buffers.audit import ledger_problems, moved_problems
-from asyncrl.buffers.base import BufferError, Lease, Limits, State, TicketRow, Waiting
+from asyncrl.buffers.base import BufferError, Lease, State, TicketRow, Waiting
+from asyncrl.buffers.limits import Limits
 from asyncrl.buffers.server import EmbeddedServer
 from asyncrl.buffers.store import open_store
 from asyncrl.learners.ledger import move_settled

@@ -22,7 +22,8 @@ from statistics import fmean
 
 from asyncrl.benchmarks.pipeline_model import Outcome, Pipeline, group_length
 from asyncrl.buffers.archive import Archive
-from asyncrl.buffers.base import Buffer, Lease, Limits, State, TicketRow
+from asyncrl.buffers.base import Buffer, Lease, State, TicketRow
+from asyncrl.buffers.limits import Limits
 from asyncrl.buffers.server import EmbeddedServer
 from asyncrl.buffers.store import Store, open_store
 from asyncrl.config import recipe as recipes

@@ -18,7 +18,7 @@ from asyncrl.benchmarks.compared import compare
 from asyncrl.benchmarks.frame import Measured, Row, Say, Target
 from asyncrl.benchmarks.pipeline_model import Pipeline, simulate
 from asyncrl.benchmarks.runs import train
-from asyncrl.buffers.base import OverAge
+from asyncrl.buffers.limits import OverAge
 
 OF_MODEL = 0.9
 """Share of the model's efficiency that the real pipeline must reach: the model has no costs at all."""

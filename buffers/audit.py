@@ -14,7 +14,8 @@ from typing import TypeVar
 
 from asyncrl.buffers.archive import Archive, Stretch, Trained, branch_to
 from asyncrl.buffers.archive_ledger import Settled
-from asyncrl.buffers.base import FORFEITED, LIVE, Buffer, Limits, State, Stats, TicketRow
+from asyncrl.buffers.base import FORFEITED, LIVE, Buffer, State, Stats, TicketRow
+from asyncrl.buffers.limits import Limits
 from asyncrl.staleness import Lineages, Weights, due_test, in_window, use_dues
 
 Key = TypeVar("Key")

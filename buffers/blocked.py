@@ -13,7 +13,8 @@ from typing import Any
 
 import psutil
 
-from asyncrl.buffers.base import Blocked, Limits, MemberStats, Stats
+from asyncrl.buffers.base import Blocked, MemberStats, Stats
+from asyncrl.buffers.limits import Limits
 from asyncrl.telemetry.table import aligned, visible
 from asyncrl.telemetry.text import duration
 

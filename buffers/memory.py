@@ -19,7 +19,6 @@ from asyncrl.buffers.base import (
     FailKind,
     GroupHeader,
     Lease,
-    Limits,
     Member,
     MemberStats,
     PutResult,
@@ -29,6 +28,7 @@ from asyncrl.buffers.base import (
     TicketRow,
     Waiting,
 )
+from asyncrl.buffers.limits import Limits
 from asyncrl.buffers.reference.common import TicketState, Wait, Work
 from asyncrl.buffers.reference.model import Model
 from asyncrl.buffers.words import blocked_words, waiting_words

@@ -21,7 +21,6 @@ from asyncrl.buffers.base import (
     FailKind,
     GroupHeader,
     Lease,
-    Limits,
     Member,
     PutResult,
     State,
@@ -30,6 +29,7 @@ from asyncrl.buffers.base import (
     TicketRow,
     Waiting,
 )
+from asyncrl.buffers.limits import Limits
 from asyncrl.buffers.memory import DEADLINE_SLACK_S, checked_payloads
 from asyncrl.buffers.puts import Puts
 from asyncrl.buffers.replies import header_doc, header_of, row_of, stats_of, weights_of

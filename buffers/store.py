@@ -23,7 +23,8 @@ from redis.asyncio.retry import Retry
 from redis.backoff import ExponentialBackoff
 from redis.exceptions import AuthenticationError, NoScriptError, RedisError
 
-from asyncrl.buffers.base import PROTOCOL_VERSION, BufferError, Fenced, Limits, UnknownMember
+from asyncrl.buffers.base import PROTOCOL_VERSION, BufferError, Fenced, UnknownMember
+from asyncrl.buffers.limits import Limits
 from asyncrl.config.secrets import masked
 from asyncrl.schema import SCHEMA_VERSION
 

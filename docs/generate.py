@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 
 from asyncrl.benchmarks.pipeline_model import Outcome, Pipeline, simulate
-from asyncrl.buffers.base import OverAge
+from asyncrl.buffers.limits import OverAge
 from asyncrl.config.recipe import Recipe, Section
 from asyncrl.config.resolved import dump
 from asyncrl.config.sft import SftRecipe

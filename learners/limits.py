@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from asyncrl.buffers.base import Limits
+from asyncrl.buffers.limits import Limits
 from asyncrl.config.recipe import Recipe
 from asyncrl.config.sizes import size_bytes
 from asyncrl.schema import max_group_bytes

@@ -23,8 +23,9 @@ import pyarrow as pa
 import torch
 
 from asyncrl.buffers.archive import Archive
-from asyncrl.buffers.base import Buffer, BufferError, Fenced, Lease, Limits, MemberStats, Stats
+from asyncrl.buffers.base import Buffer, BufferError, Fenced, Lease, MemberStats, Stats
 from asyncrl.buffers.blocked import IN_MESSAGE, blocked_table
+from asyncrl.buffers.limits import Limits
 from asyncrl.buffers.store import StoreAway
 from asyncrl.config.recipe import Recipe
 from asyncrl.learners import checkpoint as checkpoints

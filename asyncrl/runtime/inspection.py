@@ -13,7 +13,8 @@ from tokenizers import Tokenizer
 
 from asyncrl.buffers.archive import Archive
 from asyncrl.buffers.archive_ledger import TIMES
-from asyncrl.buffers.base import LIVE, BufferError, Limits, State, Stats, TicketRow
+from asyncrl.buffers.base import LIVE, BufferError, State, Stats, TicketRow
+from asyncrl.buffers.limits import Limits
 from asyncrl.buffers.remote import RedisBuffer
 from asyncrl.config.errors import RecipeError
 from asyncrl.config.loading import recipe_from_document

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from asyncrl.buffers.base import LIVE, Limits, State, Stats, TicketRow
+from asyncrl.buffers.base import LIVE, State, Stats, TicketRow
+from asyncrl.buffers.limits import Limits
 from asyncrl.runtime.inspection import Found
 from asyncrl.staleness import Candidate, Weights, age, choose_batch, due
 from asyncrl.telemetry import text

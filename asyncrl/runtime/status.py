@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from asyncrl.buffers.base import Blocked, Limits, State, Stats
+from asyncrl.buffers.base import Blocked, State, Stats
 from asyncrl.buffers.blocked import blocked_table, process_state
+from asyncrl.buffers.limits import Limits
 from asyncrl.learners import phase as phases
 from asyncrl.learners.phase import LearnerPhase, Phase
 from asyncrl.runtime.inspection_text import error_lines, member_lines, run_fact

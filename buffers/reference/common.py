@@ -18,7 +18,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from asyncrl.buffers.base import Fenced, GroupHeader, Limits, Member, PutResult, State, UnknownMember
+from asyncrl.buffers.base import Fenced, GroupHeader, Member, PutResult, State, UnknownMember
+from asyncrl.buffers.limits import Limits
 from asyncrl.staleness import Lineages, Weights, due_test, use_dues
 
 GROUP_TIMES = 64  # recent groups whose median sets the straggler deadline: enough to be steady, few enough to sort

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from asyncrl.buffers.base import BufferError, Limits, State
+from asyncrl.buffers.base import BufferError, State
+from asyncrl.buffers.limits import Limits
 from asyncrl.buffers.reference.common import NOTHING, ROOT, SWEEP_CHUNK, TicketState
 from asyncrl.buffers.reference.lease import Leases
 from asyncrl.staleness import Weights, due_test, use_dues

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from asyncrl.buffers.base import GroupHeader, Lease, Limits, Member, Ticket
+from asyncrl.buffers.base import GroupHeader, Lease, Member, Ticket
+from asyncrl.buffers.limits import Limits
 from asyncrl.schema import digest
 from asyncrl.staleness import Weights
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from asyncrl.buffers.base import Limits
+from asyncrl.buffers.limits import Limits
 from asyncrl.buffers.memory import MemoryBuffer
 from asyncrl.buffers.server import EmbeddedServer
 from asyncrl.buffers.store import Store, open_store

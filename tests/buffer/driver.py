@@ -18,13 +18,13 @@ from asyncrl.buffers.base import (
     BufferError,
     GroupHeader,
     Lease,
-    Limits,
     Member,
     State,
     Ticket,
     TicketRow,
     UnknownMember,
 )
+from asyncrl.buffers.limits import Limits
 from asyncrl.buffers.memory import MemoryBuffer
 from asyncrl.buffers.reference.common import CLOCK_STEP_S
 from asyncrl.buffers.reference.model import Model

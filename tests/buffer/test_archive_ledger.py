@@ -12,7 +12,8 @@ import pytest
 
 from asyncrl.buffers.archive import Archive
 from asyncrl.buffers.audit import audit
-from asyncrl.buffers.base import BufferError, Limits, TicketRow
+from asyncrl.buffers.base import BufferError, TicketRow
+from asyncrl.buffers.limits import Limits
 from asyncrl.learners import ledger as ledgers
 from asyncrl.learners.ledger import move_settled
 from asyncrl.learners.recovery import recover

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from asyncrl.buffers.base import BufferError, Fenced, Lease, Limits, Member, State, UnknownMember, Waiting
+from asyncrl.buffers.base import BufferError, Fenced, Lease, Member, State, UnknownMember, Waiting
+from asyncrl.buffers.limits import Limits
 from asyncrl.staleness import Candidate, Weights, choose_batch
 from tests.buffer.acts import PAYLOAD, header, joins, limits, puts, serves, starts, takes, trains
 from tests.buffer.driver import Clock

@@ -6,7 +6,8 @@ import contextlib
 import pytest
 import redis.asyncio
 
-from asyncrl.buffers.base import BufferError, Limits
+from asyncrl.buffers.base import BufferError
+from asyncrl.buffers.limits import Limits
 from asyncrl.buffers.server import EmbeddedServer
 from asyncrl.buffers.store import ACL_RULES, open_store
 from asyncrl.runtime import doctor

@@ -11,7 +11,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from asyncrl.buffers.base import Lease, Limits, Member
+from asyncrl.buffers.base import Lease, Member
+from asyncrl.buffers.limits import Limits
 from asyncrl.buffers.memory import MemoryBuffer
 from asyncrl.collectors.service import collect
 from asyncrl.config.convert import convert

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from asyncrl.buffers.base import Limits
+from asyncrl.buffers.limits import Limits
 from asyncrl.buffers.remote import RedisBuffer
 from asyncrl.buffers.store import Store
 from tests.buffer.driver import Clock

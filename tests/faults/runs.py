@@ -10,7 +10,8 @@ from typing import Any
 
 from asyncrl.buffers.archive import Archive
 from asyncrl.buffers.audit import Report, audit
-from asyncrl.buffers.base import Buffer, Lease, Limits, Member
+from asyncrl.buffers.base import Buffer, Lease, Member
+from asyncrl.buffers.limits import Limits
 from asyncrl.buffers.remote import RedisBuffer
 from asyncrl.buffers.store import Store, open_store
 from asyncrl.collectors.service import collect

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from redis.asyncio.connection import AbstractConnection
 
-from asyncrl.buffers.base import Limits
+from asyncrl.buffers.limits import Limits
 from asyncrl.buffers.remote import RedisBuffer
 from asyncrl.buffers.store import Store, open_store
 from tests.faults.test_replies import LIMITS, outcome, undisturbed

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from asyncrl.buffers.base import BufferError, Lease, Limits, Member
+from asyncrl.buffers.base import BufferError, Lease, Member
+from asyncrl.buffers.limits import Limits
 from asyncrl.buffers.remote import RedisBuffer
 from asyncrl.buffers.store import Store, open_store
 from asyncrl.staleness import Weights

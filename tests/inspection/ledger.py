@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from asyncrl.buffers.base import LIVE, Limits, MemberStats, State, Stats, TicketRow
+from asyncrl.buffers.base import LIVE, MemberStats, State, Stats, TicketRow
+from asyncrl.buffers.limits import Limits
 from asyncrl.staleness import Weights
 
 NOW = 1_000_000.0

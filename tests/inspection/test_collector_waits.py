@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from asyncrl.buffers.base import Limits
+from asyncrl.buffers.limits import Limits
 from asyncrl.buffers.memory import MemoryBuffer
 from asyncrl.collectors.engines.simulated import SimulatedEngine
 from asyncrl.collectors.fleet import Fleet

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from asyncrl.buffers.archive import Archive
-from asyncrl.buffers.base import Buffer, GroupHeader, Lease, Limits, Member
+from asyncrl.buffers.base import Buffer, GroupHeader, Lease, Member
+from asyncrl.buffers.limits import Limits
 from asyncrl.buffers.memory import MemoryBuffer
 from asyncrl.buffers.store import NoRun, Store, StoreAway
 from asyncrl.schema import digest

@@ -1,0 +1,44 @@
+"""The store's protocol without a client: what a server and a socket allow."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+class Raw:
+    """SET and GET by hand: what the server and the socket allow, without a client."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.key = b"asyncrl:{bench}:raw"
+        self._connection = connection
+        self._length = 0
+
+    def set(self, value: bytes) -> None:
+        self._length = len(value)
+        head = b"*3\r\n$3\r\nSET\r\n$%d\r\n%b\r\n$%d\r\n" % (len(self.key), self.key, len(value))
+        self._connection.sendall(head)
+        self._connection.sendall(value)
+        self._connection.sendall(b"\r\n")
+        assert self._receive(5) == b"+OK\r\n"
+
+    def get(self) -> bytes:
+        self._connection.sendall(b"*2\r\n$3\r\nGET\r\n$%d\r\n%b\r\n" % (len(self.key), self.key))
+        head = len(b"$%d\r\n" % self._length)
+        return self._receive(head + self._length + 2)[head:-2]
+
+    def _receive(self, size: int) -> bytes:
+        buffer = bytearray(size)
+        view = memoryview(buffer)
+        while view:
+            view = view[self._connection.recv_into(view) :]
+        return bytes(buffer)
+
+
+@contextmanager
+def raw_socket(url: str) -> Iterator[Raw]:
+    path = url.removeprefix("unix://").partition("?")[0]
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(path)
+        yield Raw(connection)
