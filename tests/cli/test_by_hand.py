@@ -126,6 +126,7 @@ def test_a_learner_stopped_by_hand_goes_on_and_a_second_one_is_refused(begin, cl
     for line in iter(lambda: said.get(timeout=RUN_S), ""):
         if line.startswith("step 2/"):
             break
+    collector.send_signal(signal.SIGSTOP)  # else the run may be over before the second learner has started
     url = f"redis://127.0.0.1:{port}/0"
     again = cli("learner", "--buffer", url, "--set", f"run.max_steps={STEPS}")
     assert again.returncode == 2
@@ -133,6 +134,7 @@ def test_a_learner_stopped_by_hand_goes_on_and_a_second_one_is_refused(begin, cl
     assert "--resume" in again.stderr
     learner.send_signal(signal.SIGTERM)
     assert learner.wait(timeout=60) == 143
+    collector.send_signal(signal.SIGCONT)
     resumed = cli("learner", "--resume", "--buffer", url, timeout=RUN_S)
     assert resumed.returncode == 0, resumed.stderr
     assert collector.wait(timeout=60) == 0, "it served both learners"
