@@ -313,7 +313,7 @@ class _Bench:
                 flat.copy()
                 moments.append(time.perf_counter())
                 for name, took in zip(times, np.diff(moments), strict=True):
-                    times[name].append(took)
+                    times[name].append(float(took))
             ms = {name: 1e3 * median(values) for name, values in times.items()}
             share = ms["copy"] / ms["pack"]
             self.rows.append({"kind": "assembly", "bytes": size, **{f"{name}_ms": ms[name] for name in ms}})

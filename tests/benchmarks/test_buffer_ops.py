@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -60,4 +61,5 @@ async def test_a_wake_up_is_measured_beside_an_echo(bench: _Bench, tmp_path: Pat
 async def test_assembly_is_of_groups_that_the_record_accepts(bench: _Bench) -> None:
     decode(encode(_group(3, 64)))
     bench.assembly(groups=2)
-    assert [row["kind"] for row in bench.rows] == ["assembly"] * 2
+    assert [row["kind"] for row in json.loads(json.dumps(bench.rows))] == ["assembly"] * 2
+    assert all(type(target.met) is bool for target in bench.targets), "JSON knows no other"
