@@ -90,7 +90,7 @@ def test_a_second_collector_takes_over_from_one_that_was_killed_and_the_audit_is
     learner, first = how["learner"](), how["collector"]()
     said = lines_of(learner.stdout)
     for line in iter(lambda: said.get(timeout=RUN_S), ""):
-        if line.startswith("step 2/"):
+        if line.startswith("step "):  # not each step has a line: they may be faster than the console looks
             break
     first.send_signal(signal.SIGKILL)
     second = how["collector"]()
@@ -125,7 +125,7 @@ def test_a_learner_stopped_by_hand_goes_on_and_a_second_one_is_refused(begin, cl
     learner, collector = how["learner"](), how["collector"]()
     said = lines_of(learner.stdout)
     for line in iter(lambda: said.get(timeout=RUN_S), ""):
-        if line.startswith("step 2/"):
+        if line.startswith("step "):  # not each step has a line: they may be faster than the console looks
             break
     url = f"redis://127.0.0.1:{port}/0"
     again = cli("learner", "--buffer", url, "--set", f"run.max_steps={LONG}")
