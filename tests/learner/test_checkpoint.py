@@ -148,10 +148,11 @@ from asyncrl.learners.model import load_model, load_tokenizer
 from asyncrl.staleness import Weights
 torch.set_num_threads(1)
 model_path, folders = Path(sys.argv[1]), Path(sys.argv[2])
-model, tokenizer = load_model(model_path, "float32", "auto"), load_tokenizer(model_path)
 for attempt in range(20):
     reader, writer = os.pipe()
-    child = os.fork()
+    child = os.fork()  # before anything loads: a fork beside the loader's threads can inherit a lock nobody frees
+    if child == 0:
+        model, tokenizer = load_model(model_path, "float32", "auto"), load_tokenizer(model_path)
     version = 0
     while child == 0:
         version += 1
