@@ -87,24 +87,24 @@ def arm_collector() -> None:
 def arm_learner(optimizer: str) -> None:
     """optimizer: the name of the point around its step."""
     from asyncrl.learners.optimize import Optimizer
-    from asyncrl.weights.shm import ShmPublisher
+    from asyncrl.weights.image import Images
 
     around(RedisBuffer, "lease", "lease")
     around(RedisBuffer, "commit", "commit")
     around(Optimizer, "step", optimizer)
-    publish = ShmPublisher.publish
+    write = Images.write
 
-    def publishing(self: ShmPublisher, weights: Any, source: Iterable[Any], **rest: Any) -> Any:
+    def writing(self: Images, weights: Any, source: Iterable[Any], **rest: Any) -> Any:
         def watched() -> Iterator[Any]:
             for number, tensor in enumerate(source):
                 if number == 1:
                     reach("publish.during")
                 yield tensor
 
-        return publish(self, weights, watched(), **rest)
+        return write(self, weights, watched(), **rest)
 
-    setattr(ShmPublisher, "publish", publishing)  # noqa: B010  # as an assignment it would be a type error
-    around(ShmPublisher, "publish", "publish")
+    setattr(Images, "write", writing)  # noqa: B010  # as an assignment it would be a type error
+    around(Images, "write", "publish")
 
 
 def sabotage(how: str) -> None:

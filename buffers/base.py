@@ -118,6 +118,8 @@ class Beat:
     revoked: tuple[tuple[int, int], ...]  # (ordinal, attempt) no longer owned: abort them
     evaluation: Mapping[str, Any] | None  # a pending request this member may claim
     phase: str  # running | rewinding | ended
+    announcements: int = 0  # made so far: another number means that `announcement` has something new to read
+    verify: str = ""  # the last request to prove what is served (`request_verification`), "" if there was none
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,10 +331,15 @@ class Buffer(Protocol):
         """A learner starts, from weights `parent` (None: the initial ones). Fences the old learner, then rewinds."""
 
     async def announce(self, weights: Weights, document: Mapping[str, Any]) -> None:
-        """Weights can be staged; wakes every collector. `document` is the transport's own description."""
+        """Weights can be staged; wakes every collector. `document` says where each transport has which of them, and may
+        be announced again with more in it."""
 
     async def announcement(self) -> tuple[Weights, Mapping[str, Any]] | None:
         """The newest announcement of the current lineage."""
+
+    async def request_verification(self, request_id: str) -> None:
+        """Ask every collector to hash what it serves and to say the result in its next beats. Wakes them all; a request
+        that comes later takes the place of this one."""
 
     # --- evaluation, state, inspection ------------------------------------------------------------------------------
     async def request_evaluation(self, request: Mapping[str, Any]) -> None:

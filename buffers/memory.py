@@ -130,6 +130,8 @@ class MemoryBuffer:
             revoked=revoked,
             evaluation=model.evaluation if mine else None,
             phase=model.phase,
+            announcements=model.announcements,
+            verify=model.verify,
         )
 
     async def nudge(self, member: Member, wait_s: float) -> None:
@@ -230,6 +232,10 @@ class MemoryBuffer:
 
     async def announcement(self) -> tuple[Weights, Mapping[str, Any]] | None:
         return self.model.announced
+
+    async def request_verification(self, request_id: str) -> None:
+        self.model.request_verification(request_id)
+        self._wake()
 
     # --- evaluation, state, inspection ------------------------------------------------------------------------------
 

@@ -129,6 +129,8 @@ class RedisBuffer:
             revoked=tuple(sorted((n, attempt) for n, attempt in reply["revoked"] or ())),
             evaluation=msgspec.json.decode(reply["evaluation"]) if reply["evaluation"] else None,
             phase=reply["phase"],
+            announcements=reply["announcements"],
+            verify=reply["verify"],
         )
 
     async def nudge(self, member: Member, wait_s: float) -> None:
@@ -258,6 +260,9 @@ class RedisBuffer:
         reply = await self._call("announcement")
         weights = weights_of(reply["announced"])
         return (weights, msgspec.json.decode(reply["document"])) if weights else None
+
+    async def request_verification(self, request_id: str) -> None:
+        await self._call("request_verification", id=request_id)
 
     # --- evaluation, state, inspection ------------------------------------------------------------------------------
 

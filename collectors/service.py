@@ -278,7 +278,7 @@ class Session:
         for key in beat.revoked:
             if (group := self.groups.get(key)) is not None:
                 group.end(TicketEnded(None, "revoked"))
-        self.updates.announced(beat.announced)
+        self.updates.announced(beat.announced, beat.announcements)
         if beat.evaluation is not None and (self.evaluation is None or self.evaluation.done()):
             evaluation = Evaluation.of(beat.evaluation)
             if any(host.engine.serving == evaluation.weights for host in self.fleet.usable):

@@ -58,12 +58,14 @@ class Updates:
         self._deadline_s, self._store_limit_s = deadline_s, store_limit_s
         self._on_change = on_change
         self._news = asyncio.Event()
-        self._tried: Weights | None = None
+        self._tried: tuple[Weights, int] | None = None
+        self._said = 0  # announcements, by the last beat
         self._receivers: dict[str, Receiver] = {}
 
-    def announced(self, weights: Weights | None) -> None:
+    def announced(self, weights: Weights | None, announcements: int) -> None:
         """What a beat said is announced. Wakes `run` if it was not tried yet: a failed try has its own pause."""
-        if weights is not None and weights != self._tried:
+        if weights is not None and (weights, announcements) != self._tried:
+            self._said = announcements
             self._news.set()
 
     def engine_restarted(self) -> None:
@@ -76,11 +78,12 @@ class Updates:
         while True:
             await self._news.wait()
             self._news.clear()
+            said = self._said  # before the document is read: one that comes after is read again
             found = await patiently(self._buffer.announcement, limit_s=self._store_limit_s)
             if found is None:
                 continue
             weights, document = found
-            self.newest = self._tried = weights
+            self.newest, self._tried = weights, (weights, said)
             self._learn_family(weights, document)
             if not self._behind(weights):
                 continue
@@ -144,23 +147,23 @@ class Updates:
         logger.info("serving %s, checksum %s, staged in %.2f s", tuple(weights), staged.checksum, seconds)
 
     async def _receive(self, weights: Weights, document: Mapping[str, Any]) -> StagedWeights:
-        """A verified private copy, made in a thread. `fork` is the buffer's business, the rest the transport's."""
-        transport = str(document.get("transport"))
-        if transport == NO_TRANSPORT:
+        """A verified private copy, made in a thread."""
+        if document.get("transport") == NO_TRANSPORT:
             return StagedWeights(weights, {}, {}, str(document.get("checksum", "")))
-        own = {key: value for key, value in document.items() if key != "fork"}
-        staged = await asyncio.to_thread(self._stage_from, transport, own)
+        offers = document.get("offers") or [{}]
+        staged = await asyncio.to_thread(self._stage_from, offers[0])
         if staged.weights != weights:
             raise WeightsError(f"announced as {tuple(weights)}, the transport brought {tuple(staged.weights)}")
         return staged
 
-    def _stage_from(self, transport: str, document: Mapping[str, Any]) -> StagedWeights:
+    def _stage_from(self, offer: Mapping[str, Any]) -> StagedWeights:
         """In a thread, one at a time."""
+        transport = str(offer.get("transport"))
         if transport not in self._receivers:
             from asyncrl.weights.build import receiver  # imports torch, of no use to a simulated collector
 
-            self._receivers[transport] = receiver(document)
-        return self._receivers[transport].stage(document, deadline_s=self._deadline_s)
+            self._receivers[transport] = receiver(offer)
+        return self._receivers[transport].stage(offer, deadline_s=self._deadline_s)
 
     async def _stage(self, host: Host, staged: StagedWeights) -> None:
         engine = host.engine

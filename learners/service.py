@@ -13,17 +13,18 @@ import asyncio
 import gc
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
+import msgspec
 import pyarrow as pa
 import torch
 
 from asyncrl.buffers.archive import Archive
-from asyncrl.buffers.base import Buffer, BufferError, Fenced, Lease, MemberStats, Stats
+from asyncrl.buffers.base import Buffer, BufferError, Fenced, Lease, Stats
 from asyncrl.buffers.blocked import IN_MESSAGE, blocked_table
 from asyncrl.buffers.limits import Limits
 from asyncrl.buffers.store import StoreAway
@@ -52,8 +53,9 @@ from asyncrl.schema import span_weights
 from asyncrl.staleness import Lineages, Weights
 from asyncrl.telemetry.documents import write_document
 from asyncrl.telemetry.metrics import MetricsWriter, read_metrics
-from asyncrl.weights.base import Publisher
-from asyncrl.weights.build import publisher
+from asyncrl.weights.image import Images
+from asyncrl.weights.reach import here
+from asyncrl.weights.shm import shm_offer
 
 log = logging.getLogger(__name__)
 
@@ -101,11 +103,11 @@ async def learn(
     )
     borne = cast(Buffer, lasting)
     evaluations = Evaluations(borne, run_dir / "eval", metrics, prompts=recipe.eval.prompts)
-    transport = publisher(recipe.weights, recipe.run.name)
+    images = Images(recipe.run.name)
     phase = PhaseFile(run_dir)
     phase.enter(Phase.STARTING)
     try:
-        learner = await _begin(recipe, borne, run_dir, model_path, resume, metrics, transport, ranks, phase)
+        learner = await _begin(recipe, borne, run_dir, model_path, resume, metrics, images, ranks, phase)
         gc.freeze()  # what is loaded by now stays: a full collection looks through it for tenths of a second
         lasting.trains(lambda: (learner.lineages.forks, learner.weights))
         try:
@@ -117,7 +119,7 @@ async def learn(
             raise
     finally:
         await evaluations.cancel()
-        transport.close()
+        images.close()
         metrics.close()
         phase.enter(Phase.ENDED)
 
@@ -162,7 +164,7 @@ async def _begin(
     model_path: Path,
     resume: Path | None,
     metrics: MetricsWriter,
-    transport: Publisher,
+    images: Images,
     ranks: Ranks,
     phase: PhaseFile,
 ) -> _Learner:
@@ -204,7 +206,7 @@ async def _begin(
         buffer=buffer,
         run_dir=run_dir,
         metrics=metrics,
-        transport=transport,
+        images=images,
         ranks=ranks,
         phase=phase,
         trainer=trainer,
@@ -269,7 +271,7 @@ class _Learner:
     buffer: Buffer
     run_dir: Path
     metrics: MetricsWriter
-    transport: Publisher
+    images: Images
     ranks: Ranks
     phase: PhaseFile
     trainer: Trainer
@@ -356,7 +358,7 @@ class _Learner:
         publish_s = 0.0
         stats = await self.buffer.stats()
         if ended or self.version % self.recipe.weights.publish_every == 0:
-            publish_s = await self.publish(stats)
+            publish_s = await self.publish()
         now = time.monotonic()
         step_s, self.last_step = now - self.last_step, now
         times = {"step_s": step_s, "wait_s": wait_s, "train_s": train_s, "publish_s": publish_s}
@@ -387,27 +389,26 @@ class _Learner:
         }
         return record, update
 
-    async def publish(self, stats: Stats | None = None) -> float:
-        """Make the current weights available to collectors; seconds it took. Nothing happens if they are already.
-
-        stats: of a moment ago; left out, they are asked for."""
+    async def publish(self) -> float:
+        """Make the current weights available to collectors; seconds it took. Nothing happens if they are already."""
         if self.published == self.version:
             return 0.0
         self.enter(Phase.PUBLISHING)
         started = time.monotonic()
-        in_use = in_use_by((stats or await self.buffer.stats()).members)
         await asyncio.to_thread(self._gather)
         served = served_weights(self.trainer.whole)
-        document = await asyncio.to_thread(
-            lambda: self.transport.publish(
-                self.weights, in_dtype(served, self.recipe.model.dtype), tied=served.tied, in_use=in_use
-            )
+        image = await asyncio.to_thread(
+            lambda: self.images.write(self.weights, in_dtype(served, self.recipe.model.dtype), tied=served.tied)
         )
         parent, forked = self.lineages.forks[self.lineage]
-        fork = {"parent": parent, "version": forked}
-        await self.buffer.announce(
-            self.weights, {**document, "lineage": self.lineage, "version": self.version, "fork": fork}
-        )
+        document = {
+            "lineage": self.lineage,
+            "version": self.version,
+            "fork": {"parent": parent, "version": forked},
+            "place": msgspec.to_builtins(here()),
+            "offers": [shm_offer(image)],
+        }
+        await self.buffer.announce(self.weights, document)
         self.published = self.version
         self.published_bytes = served.elements * getattr(torch, self.recipe.model.dtype).itemsize
         return time.monotonic() - started
@@ -489,10 +490,3 @@ class _Learner:
         )
         write_document(self.run_dir / "summary.json", summary)
         self.metrics.write({"event": "end", "time": time.time(), "version": self.version, "stopped": stopped})
-
-
-def in_use_by(members: Sequence[MemberStats]) -> set[Weights]:
-    """What live collectors serve, and what they said they were staging at their last beat."""
-    alive = [member for member in members if member.alive]
-    staging = [Weights(*name) for member in alive if (name := member.progress.get("staging"))]
-    return {member.serving for member in alive if member.serving is not None} | set(staging)

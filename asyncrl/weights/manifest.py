@@ -58,7 +58,7 @@ class TensorSpec(msgspec.Struct, frozen=True):
     shape: tuple[int, ...]
     offset: int  # bytes from the start of the data
     nbytes: int
-    checksum: str
+    checksum: str  # "" where the version was published without
 
     @property
     def form(self) -> Form:
@@ -116,7 +116,7 @@ def tensor_bytes(name: str, tensor: torch.Tensor) -> memoryview:
     return flat.view(torch.uint8).numpy().data
 
 
-def describe(name: str, tensor: torch.Tensor, content: memoryview, *, offset: int) -> TensorSpec:
+def describe(name: str, tensor: torch.Tensor, content: memoryview, *, offset: int, hashed: bool = True) -> TensorSpec:
     """The spec of `tensor`, whose `tensor_bytes` are `content` and will lie at `offset`."""
     return TensorSpec(
         name=name,
@@ -124,7 +124,7 @@ def describe(name: str, tensor: torch.Tensor, content: memoryview, *, offset: in
         shape=tuple(tensor.shape),
         offset=offset,
         nbytes=content.nbytes,
-        checksum=xxhash.xxh3_64_hexdigest(content),
+        checksum=xxhash.xxh3_64_hexdigest(content) if hashed else "",
     )
 
 

@@ -1,30 +1,17 @@
-"""Weights between processes of one host: files in shared memory, overwritten in place.
+"""Transport `shm`: a collector on the learner's host reads the image where the learner wrote it (`image.py`).
 
-The publisher copies each tensor in once, a receiver copies it out once; nobody waits for anybody. What makes that safe:
-
-- **Who may overwrite.** A segment that holds the newest version, or one that a live collector serves or stages
-  (`in_use`), is left alone; a late reader costs one segment more, never a wait.
-- **Seqlock.** The header's sequence number is odd while a version is written and grows with each; a receiver wants the
-  announced number before and after its copy, so that what was overwritten meanwhile is `WeightsGone`, never served.
-- **Checksums.** Every tensor is hashed in the receiver's private copy. They catch all else: a flipped bit, a wrong
-  offset, a store the CPU made visible late.
-- **Who cleans up.** `segments.py`.
-
-Not `multiprocessing.shared_memory`: up to Python 3.12 every process that attaches a block registers it with its own
-resource tracker, which unlinks it when that process ends - a collector that restarts would take the learner's weights
-away. Plain reads and writes rather than a mapping: a full /dev/shm is then an error with a message, not a SIGBUS.
+Nobody waits for anybody: a reader's lock makes the learner write its next version elsewhere, the header says whether
+the segment still holds what was announced, and the checksums find all else: a flipped bit, a wrong offset, a store the
+CPU made visible late.
 """
 
 from __future__ import annotations
 
-import errno
 import math
 import os
-import shutil
 import socket
-import struct
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,28 +19,23 @@ import msgspec
 import torch
 
 from asyncrl.staleness import Weights
-from asyncrl.weights.base import StagedWeights, WeightsError, WeightsGone
+from asyncrl.weights.base import StagedWeights, WeightsError, WeightsGone, WeightsLate
+from asyncrl.weights.image import DATA_START, HEADER, Image
 from asyncrl.weights.manifest import (
     DTYPES,
     FORMAT,
     Manifest,
     TensorSpec,
-    aligned,
     combine,
     compare,
     describe,
     tensor_bytes,
 )
-from asyncrl.weights.segments import MAGIC, Segment, create, remove, segment_folder, sweep
-
-HEADER = struct.Struct("<8sIxxxxQqq")  # magic, format, sequence, lineage, version
-
-DATA_START = 4096
-"""Bytes. Tensors begin on a page of their own."""
+from asyncrl.weights.segments import MAGIC, read_lock
 
 
-class ShmDocument(msgspec.Struct, frozen=True, kw_only=True):
-    """What a receiver needs to find and check one version; announced through the buffer, which may add keys."""
+class ShmOffer(msgspec.Struct, frozen=True, kw_only=True):
+    """What a receiver needs to find and check one version."""
 
     transport: str = "shm"
     host: str
@@ -75,144 +57,54 @@ class ShmDocument(msgspec.Struct, frozen=True, kw_only=True):
         return f"weights {tuple(self.weights)} in {self.path}"
 
 
-class ShmPublisher:
-    """The learner's side. Creating it removes the segments of publishers that died."""
-
-    def __init__(self, run: str, *, folder: Path | None = None) -> None:
-        """`run` names the segments for people; `folder` defaults to shared memory (`segment_folder`)."""
-        self._run = run
-        self._folder = segment_folder() if folder is None else folder
-        self._segments: list[Segment] = []
-        self._newest: Segment | None = None
-        self._closed = False
-        sweep(self._folder)
-
-    @property
-    def segments(self) -> tuple[Path, ...]:
-        """The files held now; two, and one more for each version that late readers keep in use."""
-        return tuple(segment.path for segment in self._segments)
-
-    def publish(
-        self,
-        weights: Weights,
-        source: Iterable[tuple[str, torch.Tensor]],
-        *,
-        tied: Mapping[str, str],
-        in_use: set[Weights],
-    ) -> dict[str, Any]:
-        """Write one version and return its document, JSON-able.
-
-        `source` is consumed one tensor at a time, so it may be a generator that casts. Raises WeightsError: shared
-        memory is full, a tensor cannot be published, or a name comes twice; receivers then find no such version.
-        """
-        if self._closed:
-            raise WeightsError(f"weights {tuple(weights)} published after close")
-        segment = self._take(in_use)
-        specs = self._write(segment, weights, source)
-        self._newest = segment
-        self._drop_surplus(in_use)
-        document = ShmDocument(
-            host=socket.gethostname(),
-            path=str(segment.path),
-            sequence=segment.sequence,
-            lineage=weights.lineage,
-            version=weights.version,
-            manifest=Manifest(tuple(specs), dict(tied), combine(spec.checksum for spec in specs)),
-        )
-        result: dict[str, Any] = msgspec.to_builtins(document)
-        return result
-
-    def close(self) -> None:
-        """Remove all segments. What receivers have opened or copied already stays good."""
-        self._closed = True
-        while self._segments:
-            remove(self._segments.pop())
-
-    def _take(self, in_use: set[Weights]) -> Segment:
-        """A segment that may be overwritten; a new one if there is none."""
-        for segment in self._segments:
-            if self._is_free(segment, in_use):
-                return segment
-        self._segments.append(create(self._folder, self._run))
-        return self._segments[-1]
-
-    def _is_free(self, segment: Segment, in_use: set[Weights]) -> bool:
-        # The newest is announced, or about to be: a collector may open it before any heartbeat of its says so.
-        return segment is not self._newest and segment.holds not in in_use
-
-    def _drop_surplus(self, in_use: set[Weights]) -> None:
-        """Keep one free segment, the target of the next version; the late readers that needed more have gone on."""
-        for segment in [segment for segment in self._segments if self._is_free(segment, in_use)][1:]:
-            self._segments.remove(segment)
-            remove(segment)
-
-    def _write(
-        self, segment: Segment, weights: Weights, source: Iterable[tuple[str, torch.Tensor]]
-    ) -> list[TensorSpec]:
-        segment.holds = None
-        segment.sequence |= 1  # odd: nobody accepts what follows, and it stays odd if the write fails
-        self._put(segment, HEADER.pack(MAGIC, FORMAT, segment.sequence, *weights), 0)
-        specs: dict[str, TensorSpec] = {}
-        offset = DATA_START
-        for name, tensor in source:
-            if name in specs:
-                raise WeightsError(f"weights {tuple(weights)}: tensor {name} comes twice")
-            content = tensor_bytes(name, tensor)
-            specs[name] = describe(name, tensor, content, offset=offset)
-            self._put(segment, content, offset)
-            offset = aligned(offset + content.nbytes)
-        segment.sequence += 1
-        self._put(segment, HEADER.pack(MAGIC, FORMAT, segment.sequence, *weights), 0)
-        segment.holds = weights
-        return list(specs.values())
-
-    def _put(self, segment: Segment, content: bytes | memoryview, offset: int) -> None:
-        rest = memoryview(content)
-        try:
-            while rest:  # one call writes 2 GiB at most
-                written = os.pwrite(segment.fd, rest, offset)
-                rest, offset = rest[written:], offset + written
-        except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-                raise
-            raise WeightsError(
-                f"{self._folder} is full: {len(rest)} bytes do not fit, {shutil.disk_usage(self._folder).free} are "
-                "free. Two versions of the weights must fit, and one more for each collector that lags; enlarge it "
-                "(docker run --shm-size=...)"
-            ) from error
+def shm_offer(image: Image) -> dict[str, Any]:
+    """The offer of `image` over this transport, JSON-able."""
+    offer = ShmOffer(
+        host=socket.gethostname(),
+        path=str(image.path),
+        sequence=image.sequence,
+        lineage=image.weights.lineage,
+        version=image.weights.version,
+        manifest=image.manifest,
+    )
+    result: dict[str, Any] = msgspec.to_builtins(offer)
+    return result
 
 
 class ShmReceiver:
     """The collector's side. Holds nothing between calls."""
 
-    def stage(self, document: Mapping[str, Any], *, deadline_s: float) -> StagedWeights:
+    def stage(self, offer: Mapping[str, Any], *, deadline_s: float, verify: bool = True) -> StagedWeights:
         """Copy one version out and verify it. Waits for nobody; `deadline_s` bounds the copy itself.
 
-        Raises WeightsGone (overwritten or removed: take the newest announcement) or WeightsError (anything else, naming
-        the tensor, expected and found).
+        Raises WeightsGone (overwritten or removed: take the newest announcement), WeightsLate or WeightsError (anything
+        else, naming the tensor, expected and found).
         """
-        expected = parse(document)
-        fd = _open(expected)
+        expected = parse(offer)
+        verify = verify and expected.manifest.checksum != ""
+        fd, lock = _open(expected)
         try:
             check_header(fd, expected)
-            tensors, found = _copy(fd, expected, deadline_s)
+            tensors, found = _copy(fd, expected, deadline_s, hashed=verify)
             # After the copy and before the checksums: a mixture of two versions is `gone`, not `corrupt`.
             check_header(fd, expected)
         finally:
             os.close(fd)
-        compare(expected.manifest, found, where=str(expected))
+            os.close(lock)
+        if verify:
+            compare(expected.manifest, found, where=str(expected))
         return StagedWeights(expected.weights, tensors, expected.manifest.tied, expected.manifest.checksum)
 
     def close(self) -> None:
         """Nothing is held between calls."""
 
 
-def parse(document: Mapping[str, Any]) -> ShmDocument:
-    """The announced document, checked in itself. Raises WeightsError."""
+def parse(offer: Mapping[str, Any]) -> ShmOffer:
+    """The announced offer, checked in itself. Raises WeightsError."""
     try:
-        parsed = msgspec.convert(dict(document), ShmDocument)
+        parsed = msgspec.convert(dict(offer), ShmOffer)
     except msgspec.ValidationError as error:
-        raise WeightsError(f"this is no document of transport shm: {error}") from error
+        raise WeightsError(f"this is no offer of transport shm: {error}") from error
     manifest = parsed.manifest
     if parsed.transport != "shm" or manifest.format != FORMAT:
         raise WeightsError(
@@ -228,12 +120,12 @@ def parse(document: Mapping[str, Any]) -> ShmDocument:
             raise WeightsError(
                 f"{parsed}: {spec.name} is {spec.dtype}{list(spec.shape)} and cannot have {spec.nbytes} bytes"
             )
-    if (found := combine(spec.checksum for spec in manifest.tensors)) != manifest.checksum:
+    if manifest.checksum and (found := combine(spec.checksum for spec in manifest.tensors)) != manifest.checksum:
         raise WeightsError(f"{parsed}: combined checksum {manifest.checksum} announced, but its tensors give {found}")
     return parsed
 
 
-def check_header(fd: int, expected: ShmDocument) -> None:
+def check_header(fd: int, expected: ShmOffer) -> None:
     """The reader's half of the seqlock: the segment holds exactly this version, completely written."""
     header = os.pread(fd, HEADER.size, 0)
     if header == expected.header:
@@ -243,9 +135,11 @@ def check_header(fd: int, expected: ShmDocument) -> None:
     raise WeightsGone(f"{expected}: the segment holds, or gets, another version by now")
 
 
-def _open(expected: ShmDocument) -> int:
+def _open(expected: ShmOffer) -> tuple[int, int]:
+    """The segment, and the lock that keeps it from being overwritten until that is closed."""
     try:
-        return os.open(expected.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        fd = os.open(expected.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        lock = read_lock(Path(expected.path))
     except FileNotFoundError as error:
         if expected.host == socket.gethostname():
             raise WeightsGone(f"{expected}: the file has been removed") from error
@@ -255,28 +149,34 @@ def _open(expected: ShmDocument) -> int:
         ) from error
     except OSError as error:
         raise WeightsError(f"{expected}: {error.strerror}; learner and collectors must run as the same user") from error
+    if lock is None:
+        os.close(fd)
+        raise WeightsGone(f"{expected}: the segment gets another version just now")
+    return fd, lock
 
 
-def _copy(fd: int, expected: ShmDocument, deadline_s: float) -> tuple[dict[str, torch.Tensor], list[TensorSpec]]:
+def _copy(
+    fd: int, expected: ShmOffer, deadline_s: float, *, hashed: bool
+) -> tuple[dict[str, torch.Tensor], list[TensorSpec]]:
     """Private copies of all tensors, and what they turned out to be."""
     deadline = time.monotonic() + deadline_s
     tensors: dict[str, torch.Tensor] = {}
     found: list[TensorSpec] = []
     for spec in expected.manifest.tensors:
         if time.monotonic() >= deadline:
-            raise WeightsError(
+            raise WeightsLate(
                 f"{expected}: {len(found)} of {len(expected.manifest.tensors)} tensors copied within {deadline_s} s, "
                 f"{spec.name} is next. Raise weights.deadline_s, or see what else uses this machine's memory"
             )
         tensor = torch.empty(spec.shape, dtype=DTYPES[spec.dtype])
         content = tensor_bytes(spec.name, tensor)  # contiguous and on the CPU: the tensor's own memory
-        _read(fd, content, spec.offset, expected, spec.name)
-        found.append(describe(spec.name, tensor, content, offset=spec.offset))
+        _read(fd, content, DATA_START + spec.offset, expected, spec.name)
+        found.append(describe(spec.name, tensor, content, offset=spec.offset, hashed=hashed))
         tensors[spec.name] = tensor
     return tensors, found
 
 
-def _read(fd: int, into: memoryview, offset: int, expected: ShmDocument, name: str) -> None:
+def _read(fd: int, into: memoryview, offset: int, expected: ShmOffer, name: str) -> None:
     with open(fd, "rb", buffering=0, closefd=False) as file:
         file.seek(offset)
         while into:  # one call reads 2 GiB at most

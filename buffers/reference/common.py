@@ -153,6 +153,8 @@ class Common:
         self.filtered_in_row = 0
         self.refused_puts = 0
         self.announced: tuple[Weights, dict[str, Any]] | None = None
+        self.announcements = 0
+        self.verify = ""
         self.evaluation: dict[str, Any] | None = None
         self.evaluation_claim = ""
         self.results: dict[str, dict[str, Any]] = {}

@@ -20,6 +20,11 @@ class Model(Recovery):
                 f"weights of version {weights.version} announced before their commit; V is {self.version}"
             )
         self.announced = (weights, dict(document))
+        self.announcements += 1
+        self._wake_members()
+
+    def request_verification(self, request_id: str) -> None:
+        self.verify = request_id
         self._wake_members()
 
     def claim_evaluation(self, member: Member, request_id: str) -> bool:

@@ -20,6 +20,7 @@ function ops.announce(a)
   end
   put_run('announced', cjson.encode({ a.lineage, a.version }))
   put_run('announcement', a.document)
+  put_run('announcements', num('announcements') + 1)
   wake_members()
   return '{}'
 end
@@ -27,6 +28,12 @@ end
 function ops.announcement()
   return cjson.encode({ announced = R.announced and cjson.decode(R.announced) or cjson.null,
     document = R.announcement or cjson.null })
+end
+
+function ops.request_verification(a)
+  put_run('verify', a.id)
+  wake_members()
+  return '{}'
 end
 
 function ops.request_evaluation(a)

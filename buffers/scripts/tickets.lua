@@ -321,6 +321,8 @@ function ops.beat(a)
     revoked = list(revoked),
     evaluation = mine and R.evaluation or cjson.null,
     phase = R.phase,
+    announcements = num('announcements'),
+    verify = R.verify or '',
   })
 end
 

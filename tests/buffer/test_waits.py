@@ -74,7 +74,7 @@ async def test_a_collector_is_woken_when_another_is_given_up(make_buffer: Any) -
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("event", ["announce", "finish", "evaluation"])
+@pytest.mark.parametrize("event", ["announce", "finish", "verification", "evaluation"])
 async def test_a_collector_is_nudged_by_what_it_must_know(make_buffer: Any, event: str) -> None:
     lims = limits(0, 1)
     buffer = await make_buffer(lims)
@@ -86,15 +86,27 @@ async def test_a_collector_is_nudged_by_what_it_must_know(make_buffer: Any, even
         await buffer.announce(Weights(lineage, 0), {"transport": "none"})
     elif event == "finish":
         await buffer.finish()
+    elif event == "verification":
+        await buffer.request_verification("v1")
     else:
         await buffer.request_evaluation({"id": "eval-1-0", "weights": [1, 0]})
     await asyncio.wait_for(task, PATIENCE_S)
     beat = await serves(buffer, a, None)
-    assert {"announce": beat.announced, "finish": beat.phase, "evaluation": beat.evaluation}[event] == {
-        "announce": Weights(1, 0),
-        "finish": "ended",
-        "evaluation": {"id": "eval-1-0", "weights": [1, 0]},
-    }[event]
+    said = {
+        "announce": (beat.announced, beat.announcements),
+        "finish": beat.phase,
+        "verification": beat.verify,
+        "evaluation": beat.evaluation,
+    }
+    assert (
+        said[event]
+        == {
+            "announce": (Weights(1, 0), 1),
+            "finish": "ended",
+            "verification": "v1",
+            "evaluation": {"id": "eval-1-0", "weights": [1, 0]},
+        }[event]
+    )
 
 
 @pytest.mark.asyncio

@@ -19,8 +19,9 @@ from asyncrl.learners.tiny import tiny_config
 from asyncrl.learners.tiny_tokenizer import build_tokenizer
 from asyncrl.schema import pack
 from asyncrl.staleness import Weights
+from asyncrl.weights.image import Images
 from asyncrl.weights.manifest import model_tensors
-from asyncrl.weights.shm import ShmPublisher
+from asyncrl.weights.shm import shm_offer
 
 pytestmark = pytest.mark.asyncio
 torch.set_num_threads(1)
@@ -72,13 +73,13 @@ def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def publisher(tmp_path: Path) -> Iterator[ShmPublisher]:
-    publisher = ShmPublisher("test", folder=tmp_path)
+def publisher(tmp_path: Path) -> Iterator[Images]:
+    publisher = Images("test", folder=tmp_path)
     yield publisher
     publisher.close()
 
 
-def versions_of(model_path: Path, publisher: ShmPublisher):
+def versions_of(model_path: Path, publisher: Images):
     """Publishes another random model for each name asked for, and keeps them all."""
     kept: dict[Weights, PreTrainedModel] = {}
 
@@ -90,7 +91,8 @@ def versions_of(model_path: Path, publisher: ShmPublisher):
                 parameter.add_(0.02 * torch.randn(parameter.shape, generator=generator))
         kept[weights] = model
         tensors, tied = model_tensors(model)
-        return publisher.publish(weights, tensors, tied=tied, in_use=set(kept))
+        image = publisher.write(weights, tensors, tied=tied)
+        return {"lineage": weights.lineage, "version": weights.version, "offers": [shm_offer(image)]}
 
     return kept, publish
 

@@ -209,7 +209,7 @@ async def test_weights_that_cannot_be_had_are_reported_and_the_old_ones_go_on_se
     learner = kit.learner(buffer)
     async with kit.collecting(recipe, buffer) as task:
         await learner.start()
-        learner.publish = lambda weights: {"transport": "pigeon"}
+        learner.publish = lambda weights: {"offers": [{"transport": "pigeon"}]}
         await learner.step()
 
         def reported():

@@ -1,0 +1,58 @@
+"""Which transport a collector uses: a pure decision from where the two sides are, the same on both sides.
+
+>>> a = Place(host="a", memory="17", device="cpu")
+>>> choose(a, a, "auto").transport
+'shm'
+>>> choose(a, Place(host="b", memory="9", device="cpu"), "auto")
+Choice(transport='collective', why='learner on a, this collector on b: over the network')
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from asyncrl.weights.base import Transport
+from asyncrl.weights.segments import segment_folder
+
+
+class Place(msgspec.Struct, frozen=True):
+    """Where a process is, as far as it decides what it can reach."""
+
+    host: str  # its name, for people
+    memory: str  # identity of the shared memory it sees: equal means that a file written by one is seen by the other
+    device: str  # "cpu", or the UUID of the GPU it computes on
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A transport, and why it was chosen: shown by `asyncrl status`."""
+
+    transport: Transport
+    why: str
+
+
+def here(device: str = "cpu") -> Place:
+    """This process's place. Two containers of one host that share no /dev/shm are two places; so are two boots."""
+    folder = segment_folder()
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    identity = boot.read_text().strip() if boot.is_file() else socket.gethostname()
+    found = os.stat(folder)
+    return Place(socket.gethostname(), f"{identity}/{folder}/{found.st_dev}/{found.st_ino}", device)
+
+
+def choose(learner: Place, collector: Place, wanted: Literal["auto"] | Transport) -> Choice:
+    """`wanted` is the recipe's `weights.transport`. A transport that is named is taken, whether it can work or not:
+    what fails then says why; `auto` takes the fastest that reaches."""
+    if wanted != "auto":
+        return Choice(wanted, "weights.transport")
+    if learner.memory == collector.memory:
+        if learner.device == collector.device != "cpu":
+            return Choice("cuda-ipc", f"both on GPU {collector.device}")
+        return Choice("shm", f"both on {collector.host}, with one shared memory")
+    return Choice("collective", f"learner on {learner.host}, this collector on {collector.host}: over the network")
