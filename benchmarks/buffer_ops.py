@@ -16,7 +16,7 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
-from itertools import count
+from itertools import count, permutations
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
@@ -38,6 +38,7 @@ from asyncrl.staleness import Weights
 MEMBERS = 8
 LENGTHS = (200, 1_000, 8_000, 32_000)  # tokens of a member
 TRANSFER_TARGETS = {8_000: 0.6, 32_000: 0.85}
+WARM_UP = 6  # turns that are not counted: they meet cold caches
 FLAT = 1.5
 WAKE_S = 0.003
 ASSEMBLY = 0.5
@@ -138,7 +139,7 @@ class _Bench:
         client, key = self.store.client, "asyncrl:{bench}:bytes"
         times: dict[str, list[float]] = {}
         with raw_socket(self.store.url) as raw:
-            for turn in range(turns + 3):
+            for turn in range(turns + WARM_UP):
                 await run.serve(turn)
                 (ticket,) = await run.tickets(1)
                 payload = encode(_group(ticket.ordinal, length))
@@ -157,10 +158,12 @@ class _Bench:
                     ("raw_set", lambda payload=payload: raw.set(payload)),
                 ]
                 reads = [("lease", lease), ("get", lambda: client.get(key)), ("raw_get", raw.get)]
-                for group in (writes, reads):
-                    for name, call in group if turn % 2 else reversed(group):
+                for calls in (writes, reads):
+                    # Every order in its turn: who comes first pays for memory that those after it find warm.
+                    orders = list(permutations(calls))
+                    for name, call in orders[turn % len(orders)]:
                         took = await _timed(call)
-                        if turn >= 3:  # the first ones meet cold caches
+                        if turn >= WARM_UP:
                             times.setdefault(name, []).append(took)
                 await run.buffer.commit(run.lineage, turn)
                 await client.delete(key, raw.key)

@@ -23,7 +23,7 @@ import uvloop
 from asyncrl.buffers.base import Beat, Damaged, GroupHeader, Lease, Member, PutResult, Ticket
 from asyncrl.buffers.concurrency import all_or_nothing, end_all
 from asyncrl.buffers.remote import RedisBuffer
-from asyncrl.buffers.store import Store, open_store
+from asyncrl.buffers.store import Store, open_store, payload_key
 from asyncrl.schema import digest
 from asyncrl.staleness import Weights
 
@@ -164,7 +164,7 @@ class Collector:
         if result == "held":
             self.report.held.append((ticket.ordinal, ticket.attempt))
         if (ticket.ordinal, ticket.attempt) == (self.setting.drop, 0):
-            await self.buffer.store.client.hdel(f"{self.buffer.prefix}:payload", f"{ticket.ordinal}:0")
+            await self.buffer.store.client.delete(payload_key(self.buffer.prefix, f"{ticket.ordinal}:0"))
 
 
 def group_seconds(setting: Setting, ticket: Ticket) -> float:

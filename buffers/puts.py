@@ -14,7 +14,7 @@ from typing import Any
 from redis.exceptions import NoScriptError, RedisError
 
 from asyncrl.buffers.base import BufferError
-from asyncrl.buffers.store import Store, answer_of, shown
+from asyncrl.buffers.store import Store, answer_of, payload_key, shown
 
 TOGETHER_BYTES = 1 << 20
 """Groups that go together, at most: the server does nothing else while it reads a transaction."""
@@ -83,11 +83,11 @@ class Puts:
         for _ in range(2):
             transaction = store.client.pipeline(transaction=True)
             for put in batch:
-                transaction.hsetnx(f"{self._prefix}:payload", put.field, put.payload)
+                transaction.set(payload_key(self._prefix, put.field), put.payload, nx=True)
                 transaction.evalsha(store.sha, 1, self._prefix, "put", put.document, put.now)
             async with store.answering(what):
                 answers = (await transaction.execute(raise_on_error=False))[1::2]
                 if not any(isinstance(answer, NoScriptError) for answer in answers):
                     return [store.failure(what, a) if isinstance(a, RedisError) else a for a in answers]
-                await store.load()  # the payloads written meanwhile are found again: HSETNX leaves them alone
+                await store.load()  # the payloads written meanwhile are found again: NX leaves them alone
         raise BufferError(f"store {shown(store.url)}: the server does not keep the scripts that it is given")

@@ -33,7 +33,7 @@ from asyncrl.buffers.limits import Limits
 from asyncrl.buffers.memory import DEADLINE_SLACK_S, checked_payloads
 from asyncrl.buffers.puts import Puts
 from asyncrl.buffers.replies import header_doc, header_of, row_of, stats_of, weights_of
-from asyncrl.buffers.store import Store, limits_doc, run_prefix
+from asyncrl.buffers.store import Store, limits_doc, payload_key, run_prefix
 from asyncrl.buffers.words import waiting_words
 from asyncrl.staleness import Weights
 
@@ -326,16 +326,12 @@ class RedisBuffer:
 
     async def _payloads(self, fields: Sequence[str], what: str) -> list[bytes | None]:
         async with self.store.answering(what):
-            values = await self.store.client.hmget(f"{self.prefix}:payload", list(fields))
-        return [as_bytes(value) for value in values]
+            # Bytes: the client is opened without decoding, which its types do not know.
+            values: list[Any] = await self.store.client.mget(payload_key(self.prefix, field) for field in fields)
+        return values
 
     async def close(self) -> None:
         """The connection is the store's; closing the store closes it."""
-
-
-def as_bytes(value: bytes | str | None) -> bytes | None:
-    """The client is opened without decoding, so a value is bytes; its type says so only by configuration."""
-    return value.encode() if isinstance(value, str) else value
 
 
 def _until(reply: Mapping[str, Any]) -> float:

@@ -220,6 +220,11 @@ def run_prefix(name: str) -> str:
     return f"asyncrl:{{{name}}}"
 
 
+def payload_key(prefix: str, field: str) -> str:
+    """Where a group lies. field: ordinal:attempt."""
+    return f"{prefix}:payload:{field}"
+
+
 def limits_doc(limits: Limits) -> dict[str, Any]:
     result: dict[str, Any] = msgspec.to_builtins(limits)
     return result

@@ -23,7 +23,8 @@ local DUES = P .. 'dues' --         hash: due step -> uses that issued and held 
 local ISSUED = P .. 'issued' --     zset: issued ordinal -> when
 local PROGRESS = P .. 'progress' -- hash: issued ordinal -> its progress count
 local MOVED = P .. 'moved' --       zset: issued ordinal -> when its progress last grew
-local PAYLOAD = P .. 'payload' --   hash: ordinal:attempt -> the group
+local PAYLOAD = P .. 'payload:' --  string by ordinal:attempt: the group. A key of its own: unlike a hash, the server then
+--                                  takes the client's bytes as the value and answers from it, with no copy
 local KEPT = P .. 'kept' --         zset: trained ordinal whose payload is kept for a rewind -> step
 local MEMBERS = P .. 'members' --   hash: incarnation -> member as JSON
 local SERVING = P .. 'serving' --   hash: incarnation -> lineage:version that it serves
@@ -198,9 +199,9 @@ local function payload_field(t) return t.ordinal .. ':' .. t.attempt end
 -- What is set aside (`ops.quarantine`) lies where it lay, until QUARANTINE others are newer.
 local function is_aside(t) return t.aside == t.attempt end
 local function drop_payload(t)
-  if not is_aside(t) then call('HDEL', PAYLOAD, payload_field(t)) end
+  if not is_aside(t) then call('DEL', PAYLOAD .. payload_field(t)) end
 end
-local function has_payload(t) return not is_aside(t) and call('HEXISTS', PAYLOAD, payload_field(t)) == 1 end
+local function has_payload(t) return not is_aside(t) and call('EXISTS', PAYLOAD .. payload_field(t)) == 1 end
 
 -- Of equal scores a sorted set goes by name: padded, names go by ordinal.
 local function padded(ordinal) return string.format('%012d', ordinal) end

@@ -175,7 +175,7 @@ function ops.quarantine(a)
       end
     end
   end
-  while call('LLEN', ASIDE) > QUARANTINE do call('HDEL', PAYLOAD, call('RPOP', ASIDE)) end
+  while call('LLEN', ASIDE) > QUARANTINE do call('DEL', PAYLOAD .. call('RPOP', ASIDE)) end
   grant()
   return '{}'
 end

@@ -34,12 +34,12 @@ function ops.put(a)
   local again = repeated(t, a)
   if again or not is_owner(t, a) then
     -- The payload beside this call stays only if it is the very one that is held.
-    if not (t and t.attempt == a.attempt and (t.size or 0) > 0) then call('HDEL', PAYLOAD, field) end
+    if not (t and t.attempt == a.attempt and (t.size or 0) > 0) then call('DEL', PAYLOAD .. field) end
     if again then return answer(again) end
     call('HINCRBY', RUN, 'refused', 1)
     return answer('refused')
   end
-  local size = call('HSTRLEN', PAYLOAD, field)
+  local size = call('STRLEN', PAYLOAD .. field)
   if size == 0 then return reject('bad_call', 'ticket ' .. h.ordinal .. ' was put without a payload') end
   first_time(t, a)
   local edge = limits.over_age == 'mask' and h.newest or h.oldest
@@ -62,7 +62,7 @@ function ops.put(a)
     put_run('filtered_in_row', 0)
     wake_learner()
   end
-  if t.state ~= 'held' then call('HDEL', PAYLOAD, field) end
+  if t.state ~= 'held' then call('DEL', PAYLOAD .. field) end
   t.answer = (t.state == 'held' or t.state == 'returned') and t.state or 'ended'
   save(t)
   grant()

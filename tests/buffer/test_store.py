@@ -11,7 +11,7 @@ import pytest
 
 from asyncrl.buffers.base import PROTOCOL_VERSION, BufferError, Lease
 from asyncrl.buffers.server import EmbeddedServer
-from asyncrl.buffers.store import RunExists, Store, open_store, run_prefix, shown
+from asyncrl.buffers.store import RunExists, Store, open_store, payload_key, run_prefix, shown
 from asyncrl.schema import SCHEMA_VERSION
 from asyncrl.staleness import Weights
 from tests.buffer.acts import PAYLOAD, header, joins, limits, puts, starts, takes
@@ -89,7 +89,7 @@ async def _one_held(store: Store, name: str) -> tuple[Any, Lease]:
 async def test_a_damaged_payload_is_refused_by_ticket(store: Store) -> None:
     buffer, lease = await _one_held(store, "damaged")
     assert await buffer.payloads(lease) == [PAYLOAD]
-    await store.client.hset(f"{run_prefix('damaged')}:payload", "0:0", PAYLOAD[:-1] + b"?")
+    await store.client.set(payload_key(run_prefix("damaged"), "0:0"), PAYLOAD[:-1] + b"?")
     with pytest.raises(BufferError, match=r"ticket 0 \(attempt 0\) is damaged"):
         await buffer.payloads(lease)
 
@@ -97,7 +97,7 @@ async def test_a_damaged_payload_is_refused_by_ticket(store: Store) -> None:
 @pytest.mark.asyncio
 async def test_a_missing_payload_is_refused_by_ticket(store: Store) -> None:
     buffer, lease = await _one_held(store, "missing")
-    await store.client.hdel(f"{run_prefix('missing')}:payload", "0:0")
+    await store.client.delete(payload_key(run_prefix("missing"), "0:0"))
     with pytest.raises(BufferError, match=r"ticket 0 \(attempt 0\) is missing"):
         await buffer.payloads(lease)
 
@@ -114,7 +114,7 @@ async def test_scripts_that_the_server_forgot_are_loaded_again_also_within_a_put
     await store.client.script_flush()
     assert (await buffer.stats()).version == 0
     assert await buffer.put(a, header(second), PAYLOAD) == "held"
-    assert await store.client.hlen(f"{run_prefix('forgotten')}:payload") == 2
+    assert [await buffer.payload(ticket.ordinal) for ticket in (first, second)] == [PAYLOAD] * 2
 
 
 @pytest.mark.asyncio

@@ -33,7 +33,7 @@ OPERATIONS = (
     "put",
     "fail",
     "lease",
-    "HMGET",  # of payloads
+    "MGET",  # of payloads
     "release",
     "commit",
     "checkpointed",

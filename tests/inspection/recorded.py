@@ -13,7 +13,7 @@ from asyncrl.buffers.archive import Archive
 from asyncrl.buffers.base import GroupHeader, Lease, Member, Ticket
 from asyncrl.buffers.remote import RedisBuffer
 from asyncrl.buffers.server import EmbeddedServer
-from asyncrl.buffers.store import open_store
+from asyncrl.buffers.store import open_store, payload_key
 from asyncrl.config.identity import recipe_hash
 from asyncrl.config.loading import load_recipe
 from asyncrl.config.recipe import to_builtins
@@ -80,7 +80,7 @@ async def _fill(buffer: RedisBuffer, folder: Path) -> None:
         await buffer.put(member, header_of(made), encode(made))
     await _train(buffer, folder, await _leased(buffer, lineage, 0))
     await _leased(buffer, lineage, 1)
-    await buffer.store.client.hset(f"{buffer.prefix}:payload", f"{DAMAGED}:{tickets[DAMAGED].attempt}", b"junk")
+    await buffer.store.client.set(payload_key(buffer.prefix, f"{DAMAGED}:{tickets[DAMAGED].attempt}"), b"junk")
 
 
 async def _leased(buffer: RedisBuffer, lineage: int, step: int) -> Lease:
