@@ -8,7 +8,16 @@ from urllib.parse import urlsplit
 
 from asyncrl.config.derived import derive
 from asyncrl.config.errors import RecipeError, quoted
-from asyncrl.config.recipe import BUILTIN_MODELS, CustomTask, Model, Recipe, ReverseTask, SingleTurnTask
+from asyncrl.config.recipe import (
+    BUILTIN_MODELS,
+    CustomTask,
+    Model,
+    Recipe,
+    ReverseTask,
+    SingleTurnTask,
+    WeightsConfig,
+)
+from asyncrl.config.secrets import masked
 
 URL_SCHEMES = ("redis", "rediss", "unix", "memory")
 
@@ -24,6 +33,7 @@ def check(recipe: Recipe) -> None:
     _check_buffer(recipe)
     _check_sampling(recipe)
     _check_learner(recipe)
+    _check_weights(recipe.weights)
     _check_times(recipe)
 
 
@@ -186,6 +196,53 @@ def _check_learner(recipe: Recipe) -> None:
             "(collector.group_size): none could ever be trained. Make it at most that"
         )
     check_betas("learner.betas", learner.betas)
+
+
+def _check_weights(weights: WeightsConfig) -> None:
+    transport, fallback = weights.transport, weights.fallback
+    if transport in ("file", "delta") and weights.url is None:
+        raise RecipeError(
+            f"weights.transport is {transport}, but weights.url does not say where: write a folder that the hosts of "
+            "learner and collectors see, such as /nfs/asyncrl/weights, or a URL that fsspec knows, such as s3://bucket/w"
+        )
+    if transport not in ("file", "delta") and weights.url is not None:
+        raise RecipeError(
+            f"weights.url is {quoted(weights.url)}, but weights.transport {transport} does not use it. Write "
+            "weights.transport: file (or delta), or give it as weights.fallback: {transport: file, url: ...}"
+        )
+    if fallback is not None and transport == fallback.transport:
+        raise RecipeError(
+            "weights.fallback is the transport that it should stand in for (weights.transport file). Leave it out"
+        )
+    for key, url in (("weights.url", weights.url), ("weights.fallback.url", fallback and fallback.url)):
+        if url is not None and masked(url) != url:
+            raise RecipeError(
+                f"{key} is {quoted(masked(url))}; it goes to the store, where others read it. Give the storage's "
+                "package its password through the environment or its own configuration, on every host"
+            )
+    if fallback is not None and weights.url == fallback.url:
+        raise RecipeError(
+            f"weights.url and weights.fallback.url are both {quoted(fallback.url)}. Give each a place of its own"
+        )
+    if transport == "delta" and weights.verify_every > 1:
+        raise RecipeError(
+            f"weights.verify_every is {weights.verify_every}, but weights.transport delta rebuilds each version from "
+            "others, which nothing but its checksums can prove. Use 1"
+        )
+
+
+def check_interface(weights: WeightsConfig) -> None:
+    """Raise RecipeError if this host, which is the learner's, has no network interface `weights.interface`."""
+    if weights.interface is None:
+        return
+    import psutil  # here: nobody else needs it to read a recipe
+
+    found = sorted(psutil.net_if_addrs())  # type: ignore[no-untyped-call]
+    if weights.interface not in found:
+        raise RecipeError(
+            f"weights.interface is {quoted(weights.interface)}; the learner's host has no such network interface. It "
+            f"has {', '.join(found)}"
+        )
 
 
 def check_betas(key: str, betas: tuple[float, float]) -> None:

@@ -24,8 +24,6 @@ LATER_TYPES = {"collector.engine.type": ("vllm", "sglang")}
 """Types of a union that asyncrl will have and this version has not."""
 
 LATER_VALUES: dict[str, tuple[str, ...]] = {
-    "weights.transport": ("cuda-ipc", "collective", "file", "delta"),
-    "weights.update": ("drain", "abort-and-continue"),
     "objective.preset": ("dapo",),
 }
 SIZES = ("buffer.max_bytes",)

@@ -188,15 +188,29 @@ class Objective(Section, frozen=True, kw_only=True):
     advantage: Literal["group-mean-std", "group-mean", "leave-one-out"] = "group-mean-std"
     epsilon: Annotated[float, Meta(gt=0, lt=1)] = 0.2  # the ratio is clipped below 1 - epsilon ...
     epsilon_high: Annotated[float, Meta(gt=0)] = 0.28  # ... and above 1 + epsilon_high
+    proximal: Literal["behaviour", "behaviour-version"] = "behaviour"  # what the clipped ratio is taken to
+
+
+class Fallback(Section, frozen=True, kw_only=True):
+    """Where a collector takes weights from that its transport did not bring in time."""
+
+    transport: Literal["file"] = "file"
+    url: str  # as weights.url
 
 
 class WeightsConfig(Section, frozen=True, kw_only=True):
     """How new weights reach the engines (`docs/weights.md`)."""
 
-    transport: Literal["auto", "shm"] = "auto"  # auto is shm, the shared memory of the host
+    transport: Literal["auto", "shm", "collective", "file", "delta", "cuda-ipc"] = "auto"  # the way; auto: the fastest there is
+    url: str | None = None  # of file and delta: a folder that all hosts see, or s3://... and others that fsspec knows
     publish_every: Positive = 1  # versions; at most max_trajectory_age + 1
-    update: Literal["keep", "recompute"] = "keep"  # the KV cache of running requests when weights change under them
+    update: Literal["keep", "recompute", "drain", "abort-and-continue"] = "keep"  # of requests that run meanwhile
     deadline_s: Seconds = 120.0  # of each phase of a transfer
+    interface: str | None = None  # of the learner's host, for collective; null: the one that reaches the store
+    port: Annotated[int, Meta(ge=0, le=65535)] = 0  # where collectors meet for collective; 0: any that is free
+    fallback: Fallback | None = None  # null: who is late goes on with older weights and tries again
+    verify_every: Positive = 1  # every n-th version is hashed and compared, and the first of each learner
+    anchor_every: Positive = 10  # of delta: every n-th version is written whole
 
 
 class Eval(Section, frozen=True, kw_only=True):
