@@ -21,8 +21,9 @@ from asyncrl.learners.optimize import Optimizer
 from asyncrl.learners.service import learn
 from asyncrl.staleness import Weights
 from asyncrl.telemetry.metrics import read_metrics, surviving_steps
+from asyncrl.weights.image import Images
 from asyncrl.weights.manifest import check_fits, combined_checksum, model_tensors
-from asyncrl.weights.shm import ShmPublisher, ShmReceiver
+from asyncrl.weights.shm import ShmReceiver, shm_offer
 
 LIMIT_S = 60.0
 LORA = Lora(r=4, alpha=8)
@@ -105,15 +106,15 @@ def test_what_is_published_is_a_whole_model_without_adapters(model_path: Path) -
     tensors, tied = model_tensors(engine)
     assert tied == served.tied == {"lm_head.weight": "model.embed_tokens.weight"}
     assert served.elements == sum(tensor.numel() for _, tensor in tensors)
-    publisher, receiver = ShmPublisher("lora-test"), ShmReceiver()
+    images, receiver = Images("lora-test"), ShmReceiver()
     try:
-        document = publisher.publish(Weights(1, 0), served, tied=served.tied, in_use=set())
-        staged = receiver.stage(document, deadline_s=10.0)
+        offer = shm_offer(images.write(Weights(1, 0), served, tied=served.tied))
+        staged = receiver.stage(offer, deadline_s=10.0)
         check_fits(engine, staged)
         assert staged.checksum == combined_checksum(served) != combined_checksum(tensors)
     finally:
         receiver.close()
-        publisher.close()
+        images.close()
 
 
 def test_a_saved_model_loads_merged_and_its_adapter_loads_with_peft(model_path: Path, tmp_path: Path) -> None:

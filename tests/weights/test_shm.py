@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,25 +14,31 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from asyncrl.config.recipe import WeightsConfig
 from asyncrl.staleness import Weights
 from asyncrl.weights import build, segments, shm
 from asyncrl.weights.base import WeightsError, WeightsGone
+from asyncrl.weights.image import DATA_START, Images
 from asyncrl.weights.manifest import DTYPES, combined_checksum, tensor_bytes
-from asyncrl.weights.shm import ShmPublisher, ShmReceiver
+from asyncrl.weights.segments import read_lock
+from asyncrl.weights.shm import ShmReceiver, shm_offer
 
 Tensors = list[tuple[str, torch.Tensor]]
 
 
 @pytest.fixture
-def publisher(tmp_path: Path) -> Iterator[ShmPublisher]:
-    publisher = ShmPublisher("test", folder=tmp_path)
-    yield publisher
-    publisher.close()
+def images(tmp_path: Path) -> Iterator[Images]:
+    images = Images("test", folder=tmp_path)
+    yield images
+    images.close()
 
 
-def stage(document: dict[str, Any]) -> dict[str, torch.Tensor]:
-    return dict(ShmReceiver().stage(document, deadline_s=10).tensors)
+def publish(images: Images, version: int, tensors: Iterable[tuple[str, torch.Tensor]]) -> dict[str, Any]:
+    """The offer of a new version."""
+    return shm_offer(images.write(Weights(1, version), tensors, tied={}))
+
+
+def stage(offer: dict[str, Any]) -> dict[str, torch.Tensor]:
+    return dict(ShmReceiver().stage(offer, deadline_s=10).tensors)
 
 
 def constant(value: float, tensors: int = 3) -> Tensors:
@@ -58,9 +64,9 @@ def state_dicts(draw: st.DrawFn) -> Tensors:
 
 @given(state_dicts())
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_any_state_dict_arrives_bit_for_bit(publisher: ShmPublisher, tensors: Tensors) -> None:
-    document = publisher.publish(Weights(2, 9), tensors, tied={"alias": "source"}, in_use=set())
-    staged = ShmReceiver().stage(json.loads(json.dumps(document)), deadline_s=10)
+def test_any_state_dict_arrives_bit_for_bit(images: Images, tensors: Tensors) -> None:
+    offer = shm_offer(images.write(Weights(2, 9), tensors, tied={"alias": "source"}))
+    staged = ShmReceiver().stage(json.loads(json.dumps(offer)), deadline_s=10)
     assert staged.weights == Weights(2, 9)
     assert list(staged.tensors) == [name for name, _ in tensors]
     for name, tensor in tensors:
@@ -71,162 +77,183 @@ def test_any_state_dict_arrives_bit_for_bit(publisher: ShmPublisher, tensors: Te
     assert staged.checksum == combined_checksum(tensors) == combined_checksum(staged.tensors.items())
 
 
-def test_the_staged_copy_is_private(publisher: ShmPublisher) -> None:
-    staged = stage(publisher.publish(Weights(1, 0), constant(0), tied={}, in_use=set()))
+def test_the_staged_copy_is_private(images: Images) -> None:
+    staged = stage(publish(images, 0, constant(0)))
     for version in (1, 2, 3):
-        publisher.publish(Weights(1, version), constant(version), tied={}, in_use=set())
+        publish(images, version, constant(version))
     assert staged["t0"].tolist() == [0, 0, 0, 0]
 
 
-def test_two_segments_take_turns_while_no_reader_is_late(publisher: ShmPublisher) -> None:
-    paths = [publisher.publish(Weights(1, v), constant(v), tied={}, in_use=set())["path"] for v in range(5)]
-    assert len(publisher.segments) == 2
+def test_two_segments_take_turns_while_no_reader_is_late(images: Images) -> None:
+    paths = [publish(images, v, constant(v))["path"] for v in range(5)]
+    assert len(images.segments) == 2
     assert paths[0] == paths[2] == paths[4] != paths[1] == paths[3]
 
 
-def test_what_a_collector_serves_is_not_overwritten_and_costs_a_third_segment(publisher: ShmPublisher) -> None:
-    late = Weights(1, 0)
-    document = publisher.publish(late, constant(0), tied={}, in_use=set())
+def locked(offer: dict[str, Any]) -> int:
+    """A reader's lock on what is offered."""
+    lock = read_lock(Path(offer["path"]))
+    assert lock is not None
+    return lock
+
+
+def test_what_a_reader_has_locked_is_not_overwritten_and_costs_a_third_segment(images: Images) -> None:
+    offer = publish(images, 0, constant(0))
+    late = locked(offer)
     for version in range(1, 6):
-        publisher.publish(Weights(1, version), constant(version), tied={}, in_use={late})
-    assert stage(document)["t2"].tolist() == [0, 0, 0, 0]
-    assert len(publisher.segments) == 3
+        publish(images, version, constant(version))
+    assert stage(offer)["t2"].tolist() == [0, 0, 0, 0]
+    assert len(images.segments) == 3
+    os.close(late)
 
 
-def test_extra_segments_go_when_the_late_readers_have_gone_on(publisher: ShmPublisher) -> None:
-    versions = [Weights(1, version) for version in range(5)]
-    for weights in versions:
-        publisher.publish(weights, constant(weights.version), tied={}, in_use=set(versions))
-    assert len(publisher.segments) == 5
-    publisher.publish(Weights(1, 5), constant(5), tied={}, in_use=set())
-    assert len(publisher.segments) == 2
-    assert all(path.exists() for path in publisher.segments)
+def test_extra_segments_go_when_the_late_readers_have_gone_on(images: Images) -> None:
+    late = [locked(publish(images, version, constant(version))) for version in range(5)]
+    assert len(images.segments) == 5
+    for lock in late:
+        os.close(lock)
+    publish(images, 5, constant(5))
+    assert len(images.segments) == 2
+    assert all(path.exists() and Path(f"{path}.readers").exists() for path in images.segments)
 
 
-def test_overwritten_weights_are_gone_and_the_newest_is_still_there(publisher: ShmPublisher) -> None:
-    documents = [publisher.publish(Weights(1, v), constant(v), tied={}, in_use=set()) for v in range(3)]
+def test_overwritten_weights_are_gone_and_the_newest_is_still_there(images: Images) -> None:
+    offers = [publish(images, v, constant(v)) for v in range(3)]
     with pytest.raises(WeightsGone, match=r"weights \(1, 0\)"):
-        stage(documents[0])
-    assert stage(documents[2])["t0"].tolist() == [2, 2, 2, 2]
+        stage(offers[0])
+    assert stage(offers[2])["t0"].tolist() == [2, 2, 2, 2]
 
 
-def test_weights_that_are_being_written_are_gone(publisher: ShmPublisher) -> None:
-    documents = [publisher.publish(Weights(1, v), constant(v), tied={}, in_use=set()) for v in range(2)]
+def test_weights_that_are_being_written_are_gone(images: Images) -> None:
+    offers = [publish(images, v, constant(v)) for v in range(2)]
     seen: list[type[WeightsError]] = []
 
     def source() -> Iterator[tuple[str, torch.Tensor]]:
         yield "t0", torch.zeros(4)
-        for document in documents:
+        for offer in offers:
             try:
-                stage(document)
+                stage(offer)
             except WeightsError as error:
                 seen.append(type(error))
         yield "t1", torch.zeros(4)
 
-    publisher.publish(Weights(1, 2), source(), tied={}, in_use=set())
-    assert seen == [WeightsGone]  # the other document's segment is the newest and untouched
+    publish(images, 2, source())
+    assert seen == [WeightsGone]  # the other offer's segment is the newest and untouched
 
 
-def test_a_write_that_failed_leaves_no_version_behind(publisher: ShmPublisher) -> None:
-    kept = publisher.publish(Weights(1, 0), constant(0), tied={}, in_use=set())
+def test_a_write_that_failed_leaves_no_version_behind(images: Images) -> None:
+    kept = publish(images, 0, constant(0))
     with pytest.raises(WeightsError, match="t0 comes twice"):
-        publisher.publish(Weights(1, 1), [*constant(1), *constant(1)], tied={}, in_use=set())
+        publish(images, 1, [*constant(1), *constant(1)])
     assert stage(kept)["t0"].tolist() == [0, 0, 0, 0]
-    after = publisher.publish(Weights(1, 1), constant(1), tied={}, in_use=set())
+    after = publish(images, 1, constant(1))
     assert stage(after)["t0"].tolist() == [1, 1, 1, 1]
-    assert len(publisher.segments) == 2
+    assert len(images.segments) == 2
 
 
-def corrupt_second_tensor(document: dict[str, Any]) -> None:
-    with open(document["path"], "r+b") as file:
-        file.seek(document["manifest"]["tensors"][1]["offset"])
+def corrupt_second_tensor(offer: dict[str, Any]) -> None:
+    with open(offer["path"], "r+b") as file:
+        file.seek(DATA_START + offer["manifest"]["tensors"][1]["offset"])
         file.write(b"\x01")
 
 
-def test_a_corrupt_byte_is_an_error_that_names_the_tensor(publisher: ShmPublisher) -> None:
-    document = publisher.publish(Weights(1, 0), constant(0), tied={}, in_use=set())
-    corrupt_second_tensor(document)
+def test_a_corrupt_byte_is_an_error_that_names_the_tensor(images: Images) -> None:
+    offer = publish(images, 0, constant(0))
+    corrupt_second_tensor(offer)
     with pytest.raises(WeightsError, match=r"1 of 3 tensors differ: t1 \(expected xxh3 \w+, found \w+\)") as caught:
-        stage(document)
+        stage(offer)
     assert not isinstance(caught.value, WeightsGone)
 
 
 def test_without_the_checksums_a_corrupt_tensor_would_be_served(
-    publisher: ShmPublisher, monkeypatch: pytest.MonkeyPatch
+    images: Images, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shm, "compare", lambda *_, **__: None)
-    document = publisher.publish(Weights(1, 0), constant(0), tied={}, in_use=set())
-    corrupt_second_tensor(document)
-    assert stage(document)["t1"].tolist() != [0, 0, 0, 0]
+    offer = publish(images, 0, constant(0))
+    corrupt_second_tensor(offer)
+    assert stage(offer)["t1"].tolist() != [0, 0, 0, 0]
 
 
-def test_a_truncated_segment_is_an_error_that_names_the_tensor(publisher: ShmPublisher) -> None:
-    document = publisher.publish(Weights(1, 0), constant(0), tied={}, in_use=set())
-    os.truncate(document["path"], document["manifest"]["tensors"][2]["offset"] + 4)
+def test_a_truncated_segment_is_an_error_that_names_the_tensor(images: Images) -> None:
+    offer = publish(images, 0, constant(0))
+    os.truncate(offer["path"], DATA_START + offer["manifest"]["tensors"][2]["offset"] + 4)
     with pytest.raises(WeightsError, match="12 bytes before the end of t2"):
-        stage(document)
+        stage(offer)
 
 
-def overwrite_while_reading(publisher: ShmPublisher, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """A document whose segment is overwritten between the copy of its first tensor and that of its second."""
-    document = publisher.publish(Weights(1, 0), constant(0), tied={}, in_use=set())
+def overwrite_while_reading(images: Images, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """An offer whose segment's turn comes between the copy of its first tensor and that of its second."""
+    offer = publish(images, 0, constant(0))
     read, reads = shm._read, iter(range(3))
 
     def overwritten(*arguments: Any) -> None:
         if next(reads) == 1:
-            publisher.publish(Weights(1, 1), constant(1), tied={}, in_use=set())
-            publisher.publish(Weights(1, 2), constant(2), tied={}, in_use=set())
+            publish(images, 1, constant(1))
+            publish(images, 2, constant(2))
         read(*arguments)
 
     monkeypatch.setattr(shm, "_read", overwritten)
-    return document
+    return offer
 
 
-def test_weights_overwritten_during_the_copy_are_gone(publisher: ShmPublisher, monkeypatch: pytest.MonkeyPatch) -> None:
-    document = overwrite_while_reading(publisher, monkeypatch)
+@pytest.fixture
+def no_lock(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shm, "read_lock", lambda _: os.open("/dev/null", os.O_RDONLY))
+
+
+def test_a_reader_is_not_overwritten(images: Images, monkeypatch: pytest.MonkeyPatch) -> None:
+    offer = overwrite_while_reading(images, monkeypatch)
+    assert {float(tensor[0]) for tensor in stage(offer).values()} == {0.0}
+    assert len(images.segments) == 3
+
+
+def test_without_the_lock_weights_overwritten_during_the_copy_are_gone(
+    images: Images, monkeypatch: pytest.MonkeyPatch, no_lock: None
+) -> None:
+    offer = overwrite_while_reading(images, monkeypatch)
     with pytest.raises(WeightsGone):
-        stage(document)
+        stage(offer)
 
 
-def test_without_the_sequence_number_the_checksums_still_refuse_a_mixture(
-    publisher: ShmPublisher, monkeypatch: pytest.MonkeyPatch
+def test_without_lock_and_sequence_number_the_checksums_still_refuse_a_mixture(
+    images: Images, monkeypatch: pytest.MonkeyPatch, no_lock: None
 ) -> None:
     monkeypatch.setattr(shm, "check_header", lambda *_: None)
-    document = overwrite_while_reading(publisher, monkeypatch)
+    offer = overwrite_while_reading(images, monkeypatch)
     with pytest.raises(WeightsError, match="2 of 3 tensors differ: t1"):
-        stage(document)
+        stage(offer)
 
 
-def test_without_sequence_number_and_checksums_a_mixture_would_be_served(
-    publisher: ShmPublisher, monkeypatch: pytest.MonkeyPatch
+def test_without_all_three_a_mixture_would_be_served(
+    images: Images, monkeypatch: pytest.MonkeyPatch, no_lock: None
 ) -> None:
     monkeypatch.setattr(shm, "check_header", lambda *_: None)
     monkeypatch.setattr(shm, "compare", lambda *_, **__: None)
-    document = overwrite_while_reading(publisher, monkeypatch)
-    assert {float(tensor[0]) for tensor in stage(document).values()} == {0.0, 2.0}
+    offer = overwrite_while_reading(images, monkeypatch)
+    assert {float(tensor[0]) for tensor in stage(offer).values()} == {0.0, 2.0}
 
 
-def test_removed_weights_are_gone(publisher: ShmPublisher) -> None:
-    document = publisher.publish(Weights(1, 0), constant(0), tied={}, in_use=set())
-    publisher.close()
+def test_removed_weights_are_gone(images: Images) -> None:
+    offer = publish(images, 0, constant(0))
+    images.close()
     with pytest.raises(WeightsGone, match="removed"):
-        stage(document)
+        stage(offer)
     with pytest.raises(WeightsError, match=r"weights \(1, 1\) published after close"):
-        publisher.publish(Weights(1, 1), constant(1), tied={}, in_use=set())
+        publish(images, 1, constant(1))
 
 
-def test_weights_on_another_host_are_an_error_that_says_so(publisher: ShmPublisher) -> None:
-    document = publisher.publish(Weights(1, 0), constant(0), tied={}, in_use=set())
-    publisher.close()
+def test_weights_on_another_host_are_an_error_that_says_so(images: Images) -> None:
+    offer = publish(images, 0, constant(0))
+    images.close()
     with pytest.raises(WeightsError, match="on host elsewhere") as caught:
-        stage({**document, "host": "elsewhere"})
+        stage({**offer, "host": "elsewhere"})
     assert not isinstance(caught.value, WeightsGone)
 
 
-def test_a_deadline_names_how_far_the_copy_came(publisher: ShmPublisher) -> None:
-    document = publisher.publish(Weights(1, 0), constant(0), tied={}, in_use=set())
+def test_a_deadline_names_how_far_the_copy_came(images: Images) -> None:
+    offer = publish(images, 0, constant(0))
     with pytest.raises(WeightsError, match=r"0 of 3 tensors copied within 0 s, t0 is next"):
-        ShmReceiver().stage(document, deadline_s=0)
+        ShmReceiver().stage(offer, deadline_s=0)
 
 
 @pytest.mark.parametrize(
@@ -238,46 +265,45 @@ def test_a_deadline_names_how_far_the_copy_came(publisher: ShmPublisher) -> None
         ({"dtype": "float3"}, "t0 has type 'float3'"),
         ({"name": "t1"}, "names a tensor twice"),
         ({"checksum": "0" * 16}, "combined checksum"),
-        ({"offset": "4096"}, "no document of transport shm"),
+        ({"offset": "4096"}, "no offer of transport shm"),
     ],
 )
-def test_a_document_that_contradicts_itself_is_refused(
-    publisher: ShmPublisher, change: dict[str, Any], message: str
-) -> None:
-    document = publisher.publish(Weights(1, 0), constant(0), tied={}, in_use=set())
-    document = json.loads(json.dumps(document))
-    document["manifest"]["tensors"][0].update(change)
+def test_a_offer_that_contradicts_itself_is_refused(images: Images, change: dict[str, Any], message: str) -> None:
+    offer = publish(images, 0, constant(0))
+    offer = json.loads(json.dumps(offer))
+    offer["manifest"]["tensors"][0].update(change)
     with pytest.raises(WeightsError, match=message):
-        stage(document)
+        stage(offer)
 
 
-def test_keys_that_others_add_to_the_document_are_ignored(publisher: ShmPublisher) -> None:
-    document = publisher.publish(Weights(1, 0), constant(1), tied={}, in_use=set())
-    assert stage({**document, "fork": {"parent": 0, "version": 0}})["t0"].tolist() == [1, 1, 1, 1]
+def test_keys_that_others_add_to_the_offer_are_ignored(images: Images) -> None:
+    offer = publish(images, 0, constant(1))
+    assert stage({**offer, "fork": {"parent": 0, "version": 0}})["t0"].tolist() == [1, 1, 1, 1]
 
 
-def test_another_format_is_refused(publisher: ShmPublisher) -> None:
-    document = publisher.publish(Weights(1, 0), constant(0), tied={}, in_use=set())
-    document["manifest"]["format"] = 2
+def test_another_format_is_refused(images: Images) -> None:
+    offer = publish(images, 0, constant(0))
+    offer["manifest"]["format"] = 2
     with pytest.raises(WeightsError, match="must run the same version of asyncrl"):
-        stage(document)
+        stage(offer)
 
 
-def test_a_file_that_is_no_segment_is_refused(publisher: ShmPublisher, tmp_path: Path) -> None:
-    document = publisher.publish(Weights(1, 0), constant(0), tied={}, in_use=set())
+def test_a_file_that_is_no_segment_is_refused(images: Images, tmp_path: Path) -> None:
+    offer = publish(images, 0, constant(0))
     other = tmp_path / "other"
     other.write_bytes(b"something else entirely" * 1000)
+    Path(f"{other}.readers").touch()
     with pytest.raises(WeightsError, match="no segment of format 1"):
-        stage({**document, "path": str(other)})
+        stage({**offer, "path": str(other)})
 
 
-def test_only_the_user_may_read_a_segment(publisher: ShmPublisher) -> None:
-    document = publisher.publish(Weights(1, 0), constant(0), tied={}, in_use=set())
-    assert stat.S_IMODE(os.stat(document["path"]).st_mode) == 0o600
+def test_only_the_user_may_read_a_segment(images: Images) -> None:
+    offer = publish(images, 0, constant(0))
+    assert stat.S_IMODE(os.stat(offer["path"]).st_mode) == 0o600
 
 
-def test_a_sweep_leaves_living_publishers_and_all_other_files_alone(publisher: ShmPublisher, tmp_path: Path) -> None:
-    publisher.publish(Weights(1, 0), constant(0), tied={}, in_use=set())
+def test_a_sweep_leaves_living_owners_and_all_other_files_alone(images: Images, tmp_path: Path) -> None:
+    publish(images, 0, constant(0))
     notes = tmp_path / "asyncrl-notes"
     lookalike = tmp_path / "asyncrl-00000000-1-00000000"
     notes.write_text("mine")
@@ -287,15 +313,15 @@ def test_a_sweep_leaves_living_publishers_and_all_other_files_alone(publisher: S
     assert lookalike.exists()
 
 
-def test_the_transport_is_built_from_recipe_and_document() -> None:
-    publisher = build.publisher(WeightsConfig(), "test")
+def test_the_receiver_is_chosen_by_the_offer() -> None:
+    images = Images("test")
     try:
-        document = publisher.publish(Weights(1, 0), constant(3), tied={}, in_use=set())
-        assert Path(document["path"]).parent == segments.segment_folder()
-        staged = build.receiver(document).stage(document, deadline_s=10)
+        offer = publish(images, 0, constant(3))
+        assert Path(offer["path"]).parent == segments.segment_folder()
+        staged = build.receiver(offer).stage(offer, deadline_s=10)
         assert staged.tensors["t0"].tolist() == [3, 3, 3, 3]
     finally:
-        publisher.close()
-    assert not Path(document["path"]).exists()
+        images.close()
+    assert not Path(offer["path"]).exists()
     with pytest.raises(WeightsError, match="published over 'none'"):
         build.receiver({"transport": "none"})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,8 +15,9 @@ import torch
 from asyncrl.staleness import Weights
 from asyncrl.weights import shm
 from asyncrl.weights.base import WeightsError, WeightsGone
+from asyncrl.weights.image import DATA_START, Images
 from asyncrl.weights.segments import sweep
-from asyncrl.weights.shm import ShmPublisher, ShmReceiver
+from asyncrl.weights.shm import ShmReceiver, shm_offer
 
 READER = """
 import json, sys
@@ -29,10 +31,11 @@ PUBLISHER = """
 import json, sys, torch
 from pathlib import Path
 from asyncrl.staleness import Weights
-from asyncrl.weights.shm import ShmPublisher
-publisher = ShmPublisher("killed", folder=Path(sys.argv[1]))
-document = publisher.publish(Weights(1, 4), [("a", torch.arange(8.0))], tied={}, in_use=set())
-print(json.dumps(document), flush=True)
+from asyncrl.weights.image import Images
+from asyncrl.weights.shm import shm_offer
+images = Images("killed", folder=Path(sys.argv[1]))
+offer = shm_offer(images.write(Weights(1, 4), [("a", torch.arange(8.0))], tied={}))
+print(json.dumps(offer), flush=True)
 sys.stdin.read()
 """
 
@@ -41,13 +44,14 @@ OVERWRITER = """
 import itertools, json, os, sys, torch
 from pathlib import Path
 from asyncrl.staleness import Weights
-from asyncrl.weights.shm import ShmPublisher
+from asyncrl.weights.image import Images
+from asyncrl.weights.shm import shm_offer
 torch.set_num_threads(1)
 newest, draft = Path(sys.argv[2]), Path(sys.argv[2] + ".draft")
-publisher = ShmPublisher("overwriter", folder=Path(sys.argv[1]))
+images = Images("overwriter", folder=Path(sys.argv[1]))
 for version in itertools.count():
     tensors = ((f"t{i}", torch.full((4096,), version, dtype=torch.int64)) for i in range(16))
-    draft.write_text(json.dumps(publisher.publish(Weights(1, version), tensors, tied={}, in_use=set())))
+    draft.write_text(json.dumps(shm_offer(images.write(Weights(1, version), tensors, tied={}))))
     os.replace(draft, newest)
     if version == 0:
         print("ready", flush=True)
@@ -58,28 +62,28 @@ for version in itertools.count():
 def test_another_process_stages_what_was_published(
     tmp_path: Path, spawn: Callable[..., Any], tied: dict[str, str]
 ) -> None:
-    publisher = ShmPublisher("two-processes", folder=tmp_path)
+    images = Images("two-processes", folder=tmp_path)
     reader = spawn(READER)
     for version in range(3):
         tensors = [("a", torch.full((2, 2), float(version))), ("b", torch.tensor(version))]
-        document = publisher.publish(Weights(1, version), tensors, tied=tied, in_use=set())
-        print(json.dumps(document), file=reader.stdin, flush=True)
+        offer = shm_offer(images.write(Weights(1, version), tensors, tied=tied))
+        print(json.dumps(offer), file=reader.stdin, flush=True)
         checksum, staged = json.loads(reader.stdout.readline())
-        assert checksum == document["manifest"]["checksum"]
+        assert checksum == offer["manifest"]["checksum"]
         assert staged == {"a": [[version, version], [version, version]], "b": version}
-    publisher.close()
+    images.close()
 
 
 def test_a_reader_that_dies_takes_no_weights_away(tmp_path: Path, spawn: Callable[..., Any]) -> None:
-    publisher = ShmPublisher("reader-dies", folder=tmp_path)
-    document = publisher.publish(Weights(1, 0), [("a", torch.ones(2))], tied={}, in_use=set())
+    images = Images("reader-dies", folder=tmp_path)
+    offer = shm_offer(images.write(Weights(1, 0), [("a", torch.ones(2))], tied={}))
     reader = spawn(READER)
-    print(json.dumps(document), file=reader.stdin, flush=True)
+    print(json.dumps(offer), file=reader.stdin, flush=True)
     assert reader.stdout.readline()
     reader.stdin.close()
     assert reader.wait(timeout=20) == 0
-    assert ShmReceiver().stage(document, deadline_s=10).tensors["a"].tolist() == [1, 1]
-    publisher.close()
+    assert ShmReceiver().stage(offer, deadline_s=10).tensors["a"].tolist() == [1, 1]
+    images.close()
 
 
 @pytest.mark.faults
@@ -87,31 +91,31 @@ def test_segments_of_a_killed_publisher_are_swept_and_those_of_a_living_one_are_
     tmp_path: Path, spawn: Callable[..., Any]
 ) -> None:
     process = spawn(PUBLISHER, str(tmp_path))
-    document = json.loads(process.stdout.readline())
+    offer = json.loads(process.stdout.readline())
     assert sweep(tmp_path) == []
     process.kill()
     process.wait(timeout=20)
     # Until the next publisher starts, what the dead one published can still be staged.
-    assert ShmReceiver().stage(document, deadline_s=10).weights == Weights(1, 4)
-    ShmPublisher("next", folder=tmp_path).close()
+    assert ShmReceiver().stage(offer, deadline_s=10).weights == Weights(1, 4)
+    Images("next", folder=tmp_path).close()
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(WeightsGone):
-        ShmReceiver().stage(document, deadline_s=10)
+        ShmReceiver().stage(offer, deadline_s=10)
 
 
 def read_while_overwritten(newest: Path, *, seconds: float, enough: Callable[[dict[str, int]], bool]) -> dict[str, int]:
-    """Stage the newest document over and over: how often that was whole, gone, mixed, until `enough` or time is up."""
+    """Stage the newest offer over and over: how often that was whole, gone, mixed, until `enough` or time is up."""
     counts = {"whole": 0, "gone": 0, "mixed": 0}
     receiver, end = ShmReceiver(), time.monotonic() + seconds
     while not enough(counts) and time.monotonic() < end:
-        document = json.loads(newest.read_text())
+        offer = json.loads(newest.read_text())
         try:
-            staged = receiver.stage(document, deadline_s=10)
+            staged = receiver.stage(offer, deadline_s=10)
         except WeightsGone:
             counts["gone"] += 1
             continue
         values = torch.cat(list(staged.tensors.values())).unique().tolist()
-        counts["whole" if values == [document["version"]] else "mixed"] += 1
+        counts["whole" if values == [offer["version"]] else "mixed"] += 1
     return counts
 
 
@@ -130,9 +134,10 @@ def test_a_reader_of_overwritten_segments_gets_whole_versions_or_gone(
 
 
 @pytest.mark.faults
-def test_without_sequence_number_and_checksums_the_same_reader_gets_mixtures(
+def test_without_lock_sequence_number_and_checksums_the_same_reader_gets_mixtures(
     tmp_path: Path, spawn: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(shm, "read_lock", lambda _: os.open("/dev/null", os.O_RDONLY))
     monkeypatch.setattr(shm, "check_header", lambda *_: None)
     monkeypatch.setattr(shm, "compare", lambda *_, **__: None)
     newest = tmp_path / "newest.json"
@@ -143,9 +148,9 @@ def test_without_sequence_number_and_checksums_the_same_reader_gets_mixtures(
 
 def test_a_corrupt_segment_is_refused_across_processes(tmp_path: Path, spawn: Callable[..., Any]) -> None:
     process = spawn(PUBLISHER, str(tmp_path))
-    document = json.loads(process.stdout.readline())
-    with open(document["path"], "r+b") as file:
-        file.seek(document["manifest"]["tensors"][0]["offset"] + 3)
+    offer = json.loads(process.stdout.readline())
+    with open(offer["path"], "r+b") as file:
+        file.seek(DATA_START + offer["manifest"]["tensors"][0]["offset"] + 3)
         file.write(b"\x7f")
     with pytest.raises(WeightsError, match=r"1 of 1 tensors differ: a"):
-        ShmReceiver().stage(document, deadline_s=10)
+        ShmReceiver().stage(offer, deadline_s=10)
