@@ -34,8 +34,8 @@ class Watch(Protocol):
 
 
 class Ranks(Protocol):
-    """The ranks of one learner, seen from one of them. All but `tell`, `check` and `cause` are collectives where `size`
-    is above 1: every rank must call them, in the same order."""
+    """The ranks of one learner, seen from one of them. All but `own`, `refresh`, `tell`, `check` and `cause` are
+    collectives where `size` is above 1: every rank must call them, in the same order."""
 
     rank: int
     size: int
@@ -64,6 +64,12 @@ class Ranks(Protocol):
 
     def part_of(self, tensor: Tensor, like: Tensor) -> Tensor:
         """This rank's part of a whole tensor that is sharded as the parameter `like` is."""
+
+    def own(self, tensor: Tensor) -> Tensor:
+        """This rank's part of a parameter: the memory itself, to be read or written to. No collective."""
+
+    def refresh(self, model: PreTrainedModel) -> None:
+        """Parameters were written to between two passes: the next one gathers them anew. No collective."""
 
     def tell(self, command: Command) -> None:
         """Rank 0: have the others do this."""
@@ -103,6 +109,12 @@ class Alone:
 
     def part_of(self, tensor: Tensor, like: Tensor) -> Tensor:
         return tensor
+
+    def own(self, tensor: Tensor) -> Tensor:
+        return tensor
+
+    def refresh(self, model: PreTrainedModel) -> None:
+        pass
 
     def tell(self, command: Command) -> None:
         pass
@@ -221,6 +233,18 @@ class Sharded:
         whole = tensor.to(self._device)
         # No source rank: each cuts its part out of the same file instead of being sent it.
         return distribute_tensor(whole, like.device_mesh, like.placements, src_data_rank=None)
+
+    def own(self, tensor: Tensor) -> Tensor:
+        from torch.distributed.tensor import DTensor
+
+        return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+    def refresh(self, model: PreTrainedModel) -> None:
+        from torch.distributed.fsdp import FSDPModule
+
+        for module in model.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()  # without a backward pass the outermost one keeps what it has gathered
 
     def tell(self, command: Command) -> None:
         content = torch.frombuffer(bytearray(encoded(command)), dtype=torch.uint8)
