@@ -42,6 +42,11 @@ class Batch:
         """Tokens in the loss."""
         return int(self.trained.sum())
 
+    @property
+    def count(self) -> int:
+        """Groups."""
+        return int(self.groups[-1]) + 1 if len(self.groups) else 0
+
     @classmethod
     def empty(cls) -> Batch:
         """No groups: the share of a rank for which a short batch had none."""

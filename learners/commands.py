@@ -14,10 +14,10 @@ class Begin(msgspec.Struct, frozen=True, tag="begin"):
 
 
 class Train(msgspec.Struct, frozen=True, tag="train"):
-    """Train a step. shares[rank]: which of the lease's groups a rank trains, by their place in it."""
+    """Train a step. shares[update][rank]: which of the lease's groups, by their place in it."""
 
     lease: Lease
-    shares: list[list[int]]
+    shares: list[list[list[int]]]
 
 
 class Gather(msgspec.Struct, frozen=True, tag="gather"):

@@ -1,6 +1,6 @@
 """What a step tells about itself. Pure NumPy over what the step saw; names as in `docs/metrics.md`.
 
-Everything is measured with the weights the step started from, before its update, over the tokens it trained. None
+Everything is measured over the tokens that the step trained, each with the weights that its update started from. None
 stands where there is nothing to average: NaN is not JSON.
 """
 
@@ -18,13 +18,15 @@ from asyncrl.learners.step import Seen
 from asyncrl.schema import Packed
 
 
-def step_metrics(packed: Packed, batch: Batch, advantages: Advantages, seen: Seen) -> dict[str, Any]:
-    """All metrics of a step that follow from its data."""
+def step_metrics(
+    packed: Packed, batch: Batch, advantages: Advantages, seen: Seen, *, first: NDArray[np.int64]
+) -> dict[str, Any]:
+    """All metrics of a step that follow from its data. first: where the tokens of its first update lie in the batch."""
     return {
         **reward_metrics(packed),
         **length_metrics(packed),
         **group_metrics(batch, advantages),
-        **age_metrics(batch, seen),
+        **age_metrics(batch, seen, first),
         "loss": seen.loss,
         "tokens": seen.tokens,
         "tokens_masked": sum(batch.masked.values()),
@@ -77,12 +79,12 @@ def group_metrics(batch: Batch, advantages: Advantages) -> dict[str, Any]:
     return {"groups": len(groups), "pass_rate": counts, "zero_variance": flat / max(1, len(groups))}
 
 
-def age_metrics(batch: Batch, seen: Seen) -> dict[str, Any]:
+def age_metrics(batch: Batch, seen: Seen, first: NDArray[np.int64]) -> dict[str, Any]:
     """How far current and behaviour policy are apart, over all and by the tokens' age.
 
     ess: (sum w)^2 / (n sum w^2) of the token ratios w, 1 = every token counts. kl: mean of behaviour - current log-prob
-    (k1). mismatch/age0: largest |current - behaviour| at age 0, where both are the same weights: what engine and
-    learner compute differently.
+    (k1). mismatch/age0: largest |current - behaviour| at age 0 in the first update, where both are the same weights:
+    what engine and learner compute differently.
     """
     keep = seen.included
     ages, ratio, clipped = batch.ages.numpy()[keep], seen.ratio[keep], seen.clipped[keep]
@@ -92,7 +94,9 @@ def age_metrics(batch: Batch, seen: Seen) -> dict[str, Any]:
         at = ages == age
         by_age[str(age)] = {"tokens": int(at.sum()), **_divergence(ratio[at], log_ratio[at], clipped[at])}
     overall = _divergence(ratio, log_ratio, clipped)
-    fresh = np.abs(log_ratio[ages == 0])
+    of_first = np.zeros(len(keep), np.bool_)
+    of_first[first] = True
+    fresh = np.abs(log_ratio[(ages == 0) & of_first[keep]])
     return {
         "age/tokens": {age: bucket["tokens"] for age, bucket in by_age.items()},
         "age/mean": _mean(ages),

@@ -1,4 +1,4 @@
-"""One update: AdamW, linear warm-up, gradient clipping, and the guard that lets no non-finite number in."""
+"""The updates of a step: AdamW, linear warm-up, gradient clipping, and the guard that lets no non-finite number in."""
 
 from __future__ import annotations
 
@@ -21,26 +21,54 @@ class TooManySkipped(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """What one step did. skipped: "" or why neither weights nor optimizer state changed."""
+    """What one update did. skipped: "" or why neither weights nor optimizer state changed."""
 
     grad_norm: float  # before clipping; NaN or inf if that is why it was skipped
     learning_rate: float
     skipped: str = ""
 
 
-def learning_rate(config: Learner | Sft, updates: int, total: int | None = None) -> float:
-    """Of the update that follows `updates` applied ones: linear from 1/warmup_steps of the full rate; with a linear
-    scheduler then down, so that it would be 0 after `total` updates.
+@dataclass(frozen=True, slots=True)
+class Updates:
+    """What the updates of one step did, in their order; at least one."""
+
+    each: tuple[Update, ...]
+
+    @property
+    def applied(self) -> tuple[Update, ...]:
+        """Those that were not skipped."""
+        return tuple(update for update in self.each if not update.skipped)
+
+    @property
+    def skipped(self) -> str:
+        """Empty, or why the last one was skipped, if all were: the step then changed nothing."""
+        return "" if self.applied else self.each[-1].skipped
+
+    @property
+    def grad_norm(self) -> float:
+        """Mean over the applied ones, before clipping; of the last one if all were skipped."""
+        norms = [update.grad_norm for update in self.applied or self.each[-1:]]
+        return sum(norms) / len(norms)
+
+    @property
+    def learning_rate(self) -> float:
+        """That of all of them."""
+        return self.each[0].learning_rate
+
+
+def learning_rate(config: Learner | Sft, steps: int, total: int | None = None) -> float:
+    """Of the step that follows `steps` ones that changed something: linear from 1/warmup_steps of the full rate; with a
+    linear scheduler then down, so that it would be 0 after `total` steps.
 
     >>> learning_rate(Learner(learning_rate=1.0, warmup_steps=4), 0), learning_rate(Learner(learning_rate=1.0), 99)
     (0.25, 1.0)
-    >>> [learning_rate(Sft(learning_rate=1.0, warmup_steps=2), updates, 6) for updates in range(7)]
+    >>> [learning_rate(Sft(learning_rate=1.0, warmup_steps=2), steps, 6) for steps in range(7)]
     [0.5, 1.0, 1.0, 0.75, 0.5, 0.25, 0.0]
     """
-    warm = min(1.0, (updates + 1) / max(1, config.warmup_steps))
+    warm = min(1.0, (steps + 1) / max(1, config.warmup_steps))
     if total is None or isinstance(config, Learner) or config.lr_scheduler_type == "constant":
         return config.learning_rate * warm
-    left = max(0, total - updates) / max(1, total - config.warmup_steps)
+    left = max(0, total - steps) / max(1, total - config.warmup_steps)
     return config.learning_rate * min(warm, left)
 
 
@@ -53,12 +81,12 @@ class Optimizer:
     """
 
     def __init__(
-        self, model: nn.Module, config: Learner | Sft, ranks: Ranks = ALONE, *, total_updates: int | None = None
+        self, model: nn.Module, config: Learner | Sft, ranks: Ranks = ALONE, *, total_steps: int | None = None
     ) -> None:
-        """model: as it is trained, so sharded already where there are several `ranks`. total_updates: after how many
-        the schedule ends, if it does."""
+        """model: as it is trained, so sharded already where there are several `ranks`. total_steps: after how many the
+        schedule ends, if it does."""
         self._config = config
-        self._total_updates = total_updates
+        self._total_steps = total_steps
         self._ranks = ranks
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         matrices = [p for p in self._parameters if p.ndim >= 2]
@@ -69,19 +97,27 @@ class Optimizer:
             betas=config.betas,
             fused=True,  # one pass over each parameter: the update of a small model is all call overhead otherwise
         )
-        self.updates = 0  # applied ones; skipped steps do not advance the warm-up
+        self.updates = 0  # applied ones
+        self.steps = 0  # with an applied update: a skipped step does not advance the warm-up
         self.skipped_in_a_row = 0
 
     def step(self, tokens: int) -> Update:
-        """Apply the accumulated gradient of the SUM over `tokens` tokens, of all ranks, as their mean's, and clear it.
+        """A step of one update, by the mean over `tokens` tokens."""
+        update = self.update(tokens, denominator=tokens)
+        self.ended(Updates((update,)))
+        return update
+
+    def update(self, tokens: int, *, denominator: float) -> Update:
+        """Apply the accumulated gradient of the SUM over `tokens` tokens, of all ranks, divided by `denominator`, and
+        clear it. The rate is that of the step it belongs to.
 
         Skipped, with weights and optimizer state untouched, when `tokens` is 0 or the gradient's norm is not finite.
         """
-        rate = learning_rate(self._config, self.updates, self._total_updates)
+        rate = learning_rate(self._config, self.steps, self._total_steps)
         gradients = [p.grad for p in self._parameters if p.grad is not None]
         if not tokens or not gradients:
             return self._skip(0.0, rate, "no token to train: no member of any group was scored")
-        torch._foreach_mul_(gradients, 1.0 / tokens)
+        torch._foreach_mul_(gradients, 1.0 / denominator)
         # One norm of all ranks' parts: they clip alike, and skip together.
         norm = float(self._ranks.whole(torch.nn.utils.clip_grad_norm_(self._parameters, self._config.max_grad_norm)))
         if not math.isfinite(norm):
@@ -91,20 +127,26 @@ class Optimizer:
         self._adam.step()
         self._adam.zero_grad(set_to_none=True)
         self.updates += 1
-        self.skipped_in_a_row = 0
         return Update(grad_norm=norm, learning_rate=rate)
 
     def _skip(self, norm: float, rate: float, reason: str) -> Update:
         self._adam.zero_grad(set_to_none=True)
-        self.skipped_in_a_row += 1
         return Update(grad_norm=norm, learning_rate=rate, skipped=reason)
 
-    def check_progress(self, update: Update) -> None:
-        """Raises TooManySkipped when `update` was the last of too many skipped ones. Called once the step is committed:
-        a skipped batch is consumed like any other."""
-        if update.skipped and self.skipped_in_a_row >= self._config.max_skipped_steps:
+    def ended(self, updates: Updates) -> None:
+        """A step is over, after these updates: the next one has its own rate."""
+        if updates.skipped:
+            self.skipped_in_a_row += 1
+        else:
+            self.steps += 1
+            self.skipped_in_a_row = 0
+
+    def check_progress(self, step: Update | Updates) -> None:
+        """Raises TooManySkipped when `step` was the last of too many skipped ones. Called once it is committed: a
+        skipped batch is consumed like any other."""
+        if step.skipped and self.skipped_in_a_row >= self._config.max_skipped_steps:
             raise TooManySkipped(
-                f"{self.skipped_in_a_row} steps in a row changed nothing; the last: {update.skipped}\n"
+                f"{self.skipped_in_a_row} steps in a row changed nothing; the last: {step.skipped}\n"
                 "Non-finite gradients: lower learning_rate or use float32; nothing scored: see failures in "
                 "metrics.jsonl. max_skipped_steps sets the limit."
             )
@@ -117,7 +159,12 @@ class Optimizer:
             index: {name: self._ranks.kept(value) for name, value in moments.items()}
             for index, moments in adam["state"].items()
         }
-        return {"adam": adam, "updates": self.updates, "skipped_in_a_row": self.skipped_in_a_row}
+        return {
+            "adam": adam,
+            "updates": self.updates,
+            "steps": self.steps,
+            "skipped_in_a_row": self.skipped_in_a_row,
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a checkpoint. Rates and decay come from the recipe, moments and counts from the checkpoint."""
@@ -131,4 +178,5 @@ class Optimizer:
         for group, decay in zip(self._adam.param_groups, decays, strict=True):
             group.update(weight_decay=decay, betas=self._config.betas)
         self.updates = int(state["updates"])
+        self.steps = int(state["steps"])
         self.skipped_in_a_row = int(state["skipped_in_a_row"])

@@ -15,7 +15,7 @@ from asyncrl.config.recipe import Recipe
 from asyncrl.learners.checkpoint import load
 from asyncrl.learners.commands import Begin, Gather, Train
 from asyncrl.learners.parallel import Sharded
-from asyncrl.learners.shares import as_message
+from asyncrl.learners.shares import as_message, share_groups
 from asyncrl.learners.trainer import Trainer
 from asyncrl.schema import decode_all
 
@@ -31,7 +31,7 @@ async def follow(recipe: Recipe, buffer: Buffer, ranks: Sharded, *, model_path: 
         command = await asyncio.to_thread(ranks.told)
         if isinstance(command, Train):
             groups = await _fetched(buffer, command, ranks.rank, limit_s=recipe.run.no_progress_s)
-            result = trainer.train_share(groups, version=command.lease.step)
+            result = trainer.train_share(groups, shares=command.shares, version=command.lease.step)
             ranks.collect(as_message(result.seen), [])
         elif isinstance(command, Gather) and command.what == "weights":
             ranks.gather(trainer.model, trainer.whole)
@@ -43,7 +43,7 @@ async def follow(recipe: Recipe, buffer: Buffer, ranks: Sharded, *, model_path: 
 
 async def _fetched(buffer: Buffer, command: Train, rank: int, *, limit_s: float) -> list[pa.RecordBatch]:
     """This rank's groups of a step, and only those; an outage of the store is borne for `limit_s`."""
-    lease, share = command.lease, command.shares[rank]
+    lease, share = command.lease, share_groups(command.shares, rank)
     if not share:
         return []
     own = replace(

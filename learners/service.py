@@ -43,7 +43,7 @@ from asyncrl.learners.ledger import move_settled
 from asyncrl.learners.limits import limits_of
 from asyncrl.learners.lora import in_dtype, served_weights
 from asyncrl.learners.model import load_tokenizer, longest_sequence
-from asyncrl.learners.optimize import Update
+from asyncrl.learners.optimize import Updates
 from asyncrl.learners.parallel import ALONE, Ranks
 from asyncrl.learners.phase import Phase, PhaseFile
 from asyncrl.learners.recovery import Recovered, lineages_in, newest_known, recover
@@ -347,9 +347,9 @@ class _Learner:
         self.enter(Phase.TRAINING)
         if (groups := await sound_groups(self.buffer, lease)) is None:
             return False
-        record, update = await asyncio.to_thread(self._compute, lease, groups)
+        record, updates = await asyncio.to_thread(self._compute, lease, groups)
         train_s = time.monotonic() - leased_at
-        commit = await self.buffer.commit(self.lineage, lease.step, skipped=bool(update.skipped))
+        commit = await self.buffer.commit(self.lineage, lease.step, skipped=bool(updates.skipped))
         self.version = commit.version
         self.consumed.append((self.lineage, lease.step))
         self.tokens_total += record["tokens"]
@@ -366,28 +366,38 @@ class _Learner:
         if self.version % self.recipe.learner.checkpoint.every_steps == 0:
             await self.checkpoint()
             self.last_step = time.monotonic()
-        if update.skipped:
-            log.warning("step %d changed nothing: %s", self.version, update.skipped)
-        self.trainer.optimizer.check_progress(update)
+        if updates.skipped:
+            log.warning("step %d changed nothing: %s", self.version, updates.skipped)
+        elif left_out := [update.skipped for update in updates.each if update.skipped]:
+            log.warning(
+                "step %d made %d of its %d updates: %s",
+                self.version,
+                len(updates.applied),
+                len(updates.each),
+                left_out[-1],
+            )
+        self.trainer.optimizer.check_progress(updates)
         return ended
 
-    def _compute(self, lease: Lease, batches: list[pa.RecordBatch]) -> tuple[dict[str, Any], Update]:
+    def _compute(self, lease: Lease, batches: list[pa.RecordBatch]) -> tuple[dict[str, Any], Updates]:
         """From groups to changed weights and an archive part; runs in a thread, so that the loop lives."""
         check_once(lease.ordinals)
         for groups in batches:
             check_lineages(span_weights(groups), lineages=self.lineages, current=self.lineage)
         step = self.trainer.prepare(batches, version=lease.step)
         self.ranks.tell(Train(lease=lease, shares=step.shares))
-        seen, update = self.trainer.train(step)
+        seen, updates = self.trainer.train(step)
         Archive(self.run_dir / "archive").write(self.lineage, lease.step, batches)
         record = {
-            **step_metrics(step.packed, step.batch, step.worth, seen),
+            **step_metrics(step.packed, step.batch, step.worth, seen, first=step.first),
             **use_metrics(lease),
-            "skipped": bool(update.skipped),
-            "grad_norm": update.grad_norm,
-            "learning_rate": update.learning_rate,
+            "skipped": bool(updates.skipped),
+            "updates": len(updates.applied),
+            "updates_skipped": len(updates.each) - len(updates.applied),
+            "grad_norm": updates.grad_norm,
+            "learning_rate": updates.learning_rate,
         }
-        return record, update
+        return record, updates
 
     async def publish(self) -> float:
         """Make the current weights available to collectors; seconds it took. Nothing happens if they are already."""

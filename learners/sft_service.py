@@ -110,7 +110,7 @@ def _begin(
         model=model,
         tokenizer=tokenizer,
         examples=examples,
-        optimizer=Optimizer(model, recipe.sft, total_updates=steps),
+        optimizer=Optimizer(model, recipe.sft, total_steps=steps),
         steps=steps,
     )
     if checkpoint is not None:

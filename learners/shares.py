@@ -1,6 +1,6 @@
-"""Which rank trains which groups of a step, and how what the ranks saw becomes one step's account. Pure.
+"""Which update and which rank trains which groups of a step, and how what the ranks saw becomes one step's account.
 
-Groups stay whole: an advantage compares the members of one group, so each rank computes its own without asking.
+Pure. Groups stay whole: an advantage compares the members of one group, so each rank computes its own without asking.
 """
 
 from __future__ import annotations
@@ -18,6 +18,46 @@ from asyncrl.learners.advantages import advantages
 from asyncrl.learners.batch import Batch, make_batch
 from asyncrl.learners.step import Seen
 from asyncrl.schema import pack
+
+
+def split(tickets: Sequence[int], updates: int) -> list[list[int]]:
+    """Groups by update, each list ascending: the oldest tickets first, whatever the order in which they came. Two parts
+    differ by one group at most, and none is empty: fewer groups than `updates` make fewer parts.
+
+    Oldest first, since what older weights sampled is farther from the current ones, and each update adds to that.
+
+    >>> split([7, 3, 9, 8, 4], updates=2)
+    [[0, 1, 4], [2, 3]]
+    """
+    oldest_first = sorted(range(len(tickets)), key=lambda group: tickets[group])
+    return [sorted(part.tolist()) for part in np.array_split(oldest_first, min(updates, len(tickets)))]
+
+
+def deal(tickets: Sequence[int], loads: Sequence[int], *, updates: int, ranks: int) -> list[list[list[int]]]:
+    """[update][rank] -> groups, ascending. A rank may get none of an update.
+
+    >>> deal([3, 7, 4, 8], [1, 1, 1, 1], updates=2, ranks=2)
+    [[[0], [2]], [[1], [3]]]
+    """
+    return [
+        [[part[n] for n in share] for share in balance([loads[group] for group in part], ranks)]
+        for part in split(tickets, updates)
+    ]
+
+
+def share_groups(shares: Sequence[Sequence[Sequence[int]]], rank: int) -> list[int]:
+    """The groups of all updates that `deal` gave this rank, ascending: in this order it packs them."""
+    return sorted(group for update in shares for group in update[rank])
+
+
+def share_parts(shares: Sequence[Sequence[Sequence[int]]], rank: int) -> list[list[int]]:
+    """By update, the same groups by their place among `share_groups`.
+
+    >>> share_parts([[[0], [2]], [[1], [3]]], rank=1)
+    [[0], [1]]
+    """
+    place = {group: n for n, group in enumerate(share_groups(shares, rank))}
+    return [[place[group] for group in update[rank]] for update in shares]
 
 
 def balance(loads: Sequence[int], ranks: int) -> list[list[int]]:

@@ -1,10 +1,12 @@
 """The computation of one step, from a batch to changed weights. No I/O, no clock, no buffer.
 
-With several ranks each has its share of the batch; numerator and denominator are of the whole step all the same.
+With several ranks each has its share of the batch, and with several updates each trains a part of it; the denominator
+is of the whole step all the same.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -17,13 +19,14 @@ from asyncrl.learners.batch import Batch, microbatches
 from asyncrl.learners.forward import PACKED, token_logprobs
 from asyncrl.learners.objectives.aggregate import token_sum
 from asyncrl.learners.objectives.ppo_clip import ppo_clip
-from asyncrl.learners.optimize import Optimizer, Update
+from asyncrl.learners.optimize import Optimizer, Updates
 from asyncrl.learners.parallel import ALONE, Ranks
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What a step saw of its batch before the update, per token of the batch [N] (0 / False where `included` is False).
+    """What a step saw of its batch, per token of the batch [N] (0 / False where `included` is False), by the weights
+    that the token's update started from.
 
     included: trained by the batch and with a finite log-prob under the learner: what numerator and denominator hold.
     nonfinite: trained by the batch, but without a finite log-prob under the learner.
@@ -31,7 +34,7 @@ class Seen:
 
     loss_sum: float  # over the included tokens
     included: NDArray[np.bool_]
-    logprobs: NDArray[np.float32]  # of the weights the step started from
+    logprobs: NDArray[np.float32]
     ratio: NDArray[np.float32]
     clipped: NDArray[np.bool_]
     nonfinite: int
@@ -52,7 +55,7 @@ class StepResult:
     """What a step saw and did. seen: of this rank's share, but for `loss_sum`, which is of all."""
 
     seen: Seen
-    update: Update
+    updates: Updates
 
 
 def accumulate(
@@ -63,12 +66,14 @@ def accumulate(
     objective: Objective,
     temperature: float,
     max_tokens: int,
+    among: Sequence[int] | None = None,
     ranks: Ranks = ALONE,
 ) -> Seen:
     """Add the gradient of the SUM of token losses to the model's, micro-batch by micro-batch of `max_tokens` tokens.
 
-    advantages float64 [rows]. The caller divides once, by the `tokens` of the answer: the gradient is then the same for
-    every `max_tokens`. A rank with fewer micro-batches than another makes passes that add exactly 0, since each pass
+    advantages float64 [rows]. among: the groups of the batch that are asked for, None for all; the others are neither
+    trained nor seen. The caller divides once, by the tokens of the whole step: the gradient is then the same for every
+    `max_tokens`. A rank with fewer micro-batches than another makes passes that add exactly 0, since each pass
     gathers the weights from all ranks.
 
     A group in which nobody is better than anybody, each advantage 0, has the loss 0 whatever the weights: its tokens
@@ -83,8 +88,9 @@ def accumulate(
     logprobs, ratio = torch.zeros(total), torch.zeros(total)
     included, clipped = torch.zeros(total, dtype=torch.bool), torch.zeros(total, dtype=torch.bool)
     loss_sum = 0.0
+    asked = np.ones(len(batch.groups), np.bool_) if among is None else np.isin(batch.groups, among)
     teaches = np.isin(batch.groups, batch.groups[advantages != 0])
-    for rows, graded in ((~teaches, False), (teaches, True)):
+    for rows, graded in ((asked & ~teaches, False), (asked & teaches, True)):
         portions = microbatches(batch, rows, max_tokens)
         # One pass with a gradient at least, and last: a step in which no group teaches is an update by zeros (see
         # `Optimizer`), and only a backward pass makes a sharded model let go of the weights that it has gathered.
@@ -120,14 +126,14 @@ def accumulate(
             logprobs[at] = torch.where(mask, current.detach(), zero).cpu()
             ratio[at] = torch.where(mask, terms.ratio, zero).cpu()
             clipped[at] = (terms.clipped & mask).cpu()
-    tokens = int(included.sum())
+    wanted = batch.trained.numpy() & np.repeat(asked, batch.lengths)
     return Seen(
         loss_sum=loss_sum,
         included=included.numpy(),
         logprobs=logprobs.numpy(),
         ratio=ratio.numpy(),
         clipped=clipped.numpy(),
-        nonfinite=batch.tokens - tokens,
+        nonfinite=int(wanted.sum()) - int(included.sum()),
     )
 
 
@@ -149,19 +155,48 @@ def train_step(
     objective: Objective,
     temperature: float,
     max_tokens: int,
+    parts: Sequence[Sequence[int]] | None = None,
     ranks: Ranks = ALONE,
 ) -> StepResult:
-    """Gradient of the mean token loss over the whole batch, then one update (or none, see `Optimizer.step`).
+    """An update by each part of the batch, one after the other (see `Optimizer.update` for those it skips).
 
-    batch, advantages: this rank's share of the step."""
-    seen = accumulate(
-        model,
-        batch,
-        advantages,
-        objective=objective,
-        temperature=temperature,
-        max_tokens=max_tokens,
-        ranks=ranks,
+    batch, advantages: this rank's share of the step. parts: its groups in each update, as many parts on every rank;
+    None for one update by all.
+
+    Each of U updates has the gradient of U x (sum over its part) / (tokens of the step): a token weighs the same in
+    whichever part it is, and at equal weights the mean of the updates' gradients is that of one update by all. Tokens
+    without a finite log-prob leave the denominator once they are seen, which is too late for the updates before.
+    """
+    parts = [range(batch.count)] if parts is None else parts
+    (tokens,) = ranks.total([batch.tokens])
+    seen, updates = [], []
+    for part in parts:
+        own = accumulate(
+            model,
+            batch,
+            advantages,
+            objective=objective,
+            temperature=temperature,
+            max_tokens=max_tokens,
+            among=part,
+            ranks=ranks,
+        )
+        part_tokens, loss_sum, nonfinite = ranks.total([own.tokens, own.loss_sum, own.nonfinite])
+        tokens -= nonfinite
+        updates.append(optimizer.update(int(part_tokens), denominator=tokens / len(parts)))
+        seen.append(replace(own, loss_sum=loss_sum))
+    done = Updates(tuple(updates))
+    optimizer.ended(done)
+    return StepResult(seen=_together(seen), updates=done)
+
+
+def _together(parts: Sequence[Seen]) -> Seen:
+    """What was seen of disjoint parts of one batch: each has 0 where another has a token."""
+    return Seen(
+        loss_sum=sum(part.loss_sum for part in parts),
+        included=np.logical_or.reduce([part.included for part in parts]),
+        logprobs=np.add.reduce([part.logprobs for part in parts]),
+        ratio=np.add.reduce([part.ratio for part in parts]),
+        clipped=np.logical_or.reduce([part.clipped for part in parts]),
+        nonfinite=sum(part.nonfinite for part in parts),
     )
-    tokens, loss_sum = ranks.total([seen.tokens, seen.loss_sum])
-    return StepResult(seen=replace(seen, loss_sum=loss_sum), update=optimizer.step(int(tokens)))

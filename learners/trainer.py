@@ -20,9 +20,18 @@ from asyncrl.config.recipe import Recipe
 from asyncrl.learners.advantages import Advantages, advantages
 from asyncrl.learners.batch import Batch, make_batch
 from asyncrl.learners.checkpoint import Checkpoint, restore_rng
-from asyncrl.learners.optimize import Optimizer, Update
+from asyncrl.learners.optimize import Optimizer, Updates
 from asyncrl.learners.parallel import ALONE, Ranks
-from asyncrl.learners.shares import as_message, balance, combine, group_loads, positions_of, share_of
+from asyncrl.learners.shares import (
+    as_message,
+    combine,
+    deal,
+    group_loads,
+    positions_of,
+    share_groups,
+    share_of,
+    share_parts,
+)
 from asyncrl.learners.step import Seen, StepResult, train_step
 from asyncrl.learners.trained import load_trained
 from asyncrl.schema import Packed, pack
@@ -30,14 +39,19 @@ from asyncrl.schema import Packed, pack
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """The groups of a step, ready to be trained. shares: which of them each rank trains, by their place."""
+    """The groups of a step, ready to be trained. shares[update][rank]: which of them, by their place."""
 
     version: int  # that the step starts from
     groups: Sequence[pa.RecordBatch]
     packed: Packed
     batch: Batch
     worth: Advantages
-    shares: list[list[int]]
+    shares: list[list[list[int]]]
+
+    @property
+    def first(self) -> NDArray[np.int64]:
+        """Where the tokens of the first update lie in the batch: those that the weights of `version` saw."""
+        return positions_of(self.batch, [group for share in self.shares[0] for group in share])
 
 
 @dataclass(slots=True)
@@ -78,26 +92,35 @@ class Trainer:
             packed=packed,
             batch=batch,
             worth=advantages(batch.rewards, batch.groups, self.recipe.objective.advantage),
-            shares=balance(group_loads(batch), self.ranks.size),
+            shares=deal(
+                [group.column("ticket")[0].as_py() for group in groups],
+                group_loads(batch),
+                updates=self.recipe.learner.updates_per_step,
+                ranks=self.ranks.size,
+            ),
         )
 
-    def train(self, step: Step) -> tuple[Seen, Update]:
-        """As rank 0, once the other ranks were told to train their shares: one update, and what all ranks saw of the
-        whole batch."""
+    def train(self, step: Step) -> tuple[Seen, Updates]:
+        """As rank 0, once the other ranks were told to train their shares: the step's updates, and what all ranks saw
+        of the whole batch."""
+        shares = [share_groups(step.shares, rank) for rank in range(self.ranks.size)]
         if self.ranks.size == 1:
-            result = self._train(step.batch, step.worth.values)
+            result = self._train(step.batch, step.worth.values, share_parts(step.shares, 0))
         else:
-            result = self.train_share([step.groups[n] for n in step.shares[0]], version=step.version)
-        positions = [positions_of(step.batch, share) for share in step.shares]
+            result = self.train_share([step.groups[n] for n in shares[0]], shares=step.shares, version=step.version)
+        positions = [positions_of(step.batch, share) for share in shares]
         parts = self.ranks.collect(as_message(result.seen), [len(at) for at in positions])
-        return combine(parts, positions, step.batch, loss_sum=result.seen.loss_sum), result.update
+        return combine(parts, positions, step.batch, loss_sum=result.seen.loss_sum), result.updates
 
-    def train_share(self, groups: Sequence[pa.RecordBatch], *, version: int) -> StepResult:
-        """As any rank of several: the same update, from these groups and those of the others."""
+    def train_share(
+        self, groups: Sequence[pa.RecordBatch], *, shares: Sequence[Sequence[Sequence[int]]], version: int
+    ) -> StepResult:
+        """As any rank of several: the same updates, from `groups`, which are its own of `shares`, and those of the
+        others."""
         batch, worth = share_of(groups, version=version, recipe=self.recipe)
-        return self._train(batch, worth)
+        return self._train(batch, worth, share_parts(shares, self.ranks.rank))
 
-    def _train(self, batch: Batch, worth: NDArray[np.float64]) -> StepResult:
+    def _train(self, batch: Batch, worth: NDArray[np.float64], parts: Sequence[Sequence[int]]) -> StepResult:
         return train_step(
             self.model,
             self.optimizer,
@@ -106,5 +129,6 @@ class Trainer:
             objective=self.recipe.objective,
             temperature=self.recipe.collector.sampling.temperature,
             max_tokens=self.recipe.learner.max_tokens_per_microbatch,
+            parts=parts,
             ranks=self.ranks,
         )

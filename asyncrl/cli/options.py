@@ -18,6 +18,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 RESUMABLE = (
     "buffer.url",
     "learner.ranks",
+    "learner.updates_per_step",
     "model.path",
     "run.grace_s",
     "run.max_steps",

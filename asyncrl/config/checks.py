@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -173,11 +174,21 @@ def _check_sampling(recipe: Recipe) -> None:
 
 def _check_learner(recipe: Recipe) -> None:
     learner = recipe.learner
-    if learner.ranks > learner.groups_per_step:
+    groups, updates = learner.groups_per_step, learner.updates_per_step
+    if updates > groups:
         raise RecipeError(
-            f"learner.ranks is {learner.ranks}, but a step has {learner.groups_per_step} groups "
-            f"(learner.groups_per_step) and a group is never split: some ranks would never train. Use "
-            f"{learner.groups_per_step} ranks or fewer, or raise learner.groups_per_step"
+            f"learner.updates_per_step is {updates}, but a step has {groups} groups (learner.groups_per_step) and a "
+            f"group is never split: some updates would have nothing to train. Use {groups} or less, or raise "
+            "learner.groups_per_step"
+        )
+    most = math.ceil(groups / updates)
+    if learner.ranks > most:
+        what = f"a step has {most} groups (learner.groups_per_step)"
+        if updates > 1:
+            what = f"an update has at most {most} groups (groups_per_step {groups} / updates_per_step {updates})"
+        raise RecipeError(
+            f"learner.ranks is {learner.ranks}, but {what} and a group is never split: some ranks would never train. "
+            f"Use {most} ranks or fewer, or raise learner.groups_per_step"
         )
     if recipe.run.deterministic and learner.ranks > 1:
         raise RecipeError(

@@ -16,11 +16,13 @@ step only gets slower."""
 
 @dataclass(frozen=True, slots=True)
 class Derived:
-    """trajectories_per_step: groups x members. engine_slots: requests one engine decodes at once. max_bytes:
-    `buffer.max_bytes` in bytes. group_bytes: reserved with each ticket; without `model.max_length`, which then only
-    the model knows, the least it can be. reserved_bytes: of a full window, (k + 1) x B groups."""
+    """trajectories_per_step: groups x members. groups_per_update: "5", or "5 or 6" of 16 by 3. engine_slots: requests
+    one engine decodes at once. max_bytes: `buffer.max_bytes` in bytes. group_bytes: reserved with each ticket; without
+    `model.max_length`, which then only the model knows, the least it can be. reserved_bytes: of a full window, (k + 1)
+    x B groups."""
 
     trajectories_per_step: int
+    groups_per_update: str
     engine_slots: int
     max_bytes: int
     group_bytes: int
@@ -37,8 +39,10 @@ def derive(recipe: Recipe) -> Derived:
         slots = 1  # which requests share a forward depends on timing, and rounds each a little differently
     elif slots is None:  # as many as admission can fill
         slots = math.ceil(min(MOST_SLOTS, window * collector.group_size) / collector.engines)
+    fewest, more = divmod(recipe.learner.groups_per_step, recipe.learner.updates_per_step)
     return Derived(
         trajectories_per_step=recipe.learner.groups_per_step * collector.group_size,
+        groups_per_update=f"{fewest} or {fewest + 1}" if more else str(fewest),
         engine_slots=slots,
         max_bytes=size_bytes(buffer.max_bytes),
         group_bytes=group_bytes,

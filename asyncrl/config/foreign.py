@@ -48,6 +48,7 @@ TABLE = (
         ("orchestrator.group_size", "rollouts_per_example"),
     ),
     Names("learner.groups_per_step", (), ("grpo.num_prompts_per_step",), ("data.train_batch_size",), ()),
+    Names("learner.updates_per_step", (), (), ("actor_rollout_ref.actor.ppo_mini_batch_size",), ()),
     Names(
         "learner.learning_rate",
         ("learning_rate",),
@@ -103,7 +104,7 @@ PLANNED = frozenset(
         *(f"collector.{name}" for name in ("devices", "max_turns", "max_concurrent_groups")),
         *(f"collector.sampling.{name}" for name in ("min_p", "seed")),
         "collector.engine.extra_args",
-        *(f"learner.{name}" for name in ("devices", "updates_per_step", "optimizer", "lr_scheduler_type")),
+        *(f"learner.{name}" for name in ("devices", "optimizer", "lr_scheduler_type")),
         *(f"learner.{name}" for name in ("gradient_checkpointing", "parallel")),
         *(f"learner.checkpoint.{name}" for name in ("keep_best", "async_save")),
         *(f"objective.{name}" for name in ("beta", "importance_weight", "mask", "aggregation")),

@@ -171,13 +171,14 @@ class Learner(Section, frozen=True, kw_only=True):
 
     ranks: Positive = 1  # processes that share a step (FSDP2); above 1 without GPUs: Gloo on the CPU
     groups_per_step: Positive = 16  # prompts per step
+    updates_per_step: Positive = 1  # optimizer updates of a step, each by as many of its groups, one more or less
     learning_rate: Annotated[float, Meta(gt=0)] = 1e-3
-    warmup_steps: NonNegative = 5  # linear
+    warmup_steps: NonNegative = 5  # linear; all updates of a step have its rate
     betas: tuple[float, float] = (0.9, 0.95)  # of AdamW
     weight_decay: Annotated[float, Meta(ge=0)] = 0.0  # of matrices; biases and norms have none
-    max_grad_norm: Annotated[float, Meta(gt=0)] = 1.0  # a longer gradient is scaled down to it
+    max_grad_norm: Annotated[float, Meta(gt=0)] = 1.0  # a longer gradient is scaled down to it, in each update
     max_tokens_per_microbatch: Positive = 4096  # sequences are packed, never padded, up to so many tokens
-    max_skipped_steps: Positive = 3  # steps in a row with a non-finite gradient that end the run
+    max_skipped_steps: Positive = 3  # steps in a row with non-finite gradients only that end the run
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
 
 
@@ -201,7 +202,7 @@ class Fallback(Section, frozen=True, kw_only=True):
 class WeightsConfig(Section, frozen=True, kw_only=True):
     """How new weights reach the engines (`docs/weights.md`)."""
 
-    transport: Literal["auto", "shm", "collective", "file", "delta", "cuda-ipc"] = "auto"  # the way; auto: the fastest there is
+    transport: Literal["auto", "shm", "collective", "file", "delta", "cuda-ipc"] = "auto"  # how; auto: the fastest
     url: str | None = None  # of file and delta: a folder that all hosts see, or s3://... and others that fsspec knows
     publish_every: Positive = 1  # versions; at most max_trajectory_age + 1
     update: Literal["keep", "recompute", "drain", "abort-and-continue"] = "keep"  # of requests that run meanwhile

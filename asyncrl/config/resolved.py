@@ -65,6 +65,8 @@ def _note_derived(tree: CommentedMap, recipe: Recipe) -> None:
         "groups_per_step",
         f"x group_size {recipe.collector.group_size} = {derived.trajectories_per_step} trajectories a step",
     )
+    if recipe.learner.updates_per_step > 1:
+        _note(tree["learner"], "updates_per_step", f"each by {derived.groups_per_update} of a step's groups")
     _note(
         tree["buffer"],
         "max_bytes",

@@ -30,7 +30,7 @@ STEP = (
             "wait_s": "of these, waiting for a batch",
             "train_s": "of these, from fetching the batch to the changed weights and the archive part",
             "publish_s": "of these, making the weights available to collectors",
-            "skipped": "the gradient was not finite: nothing was applied, the version moved",
+            "skipped": "no update was applied, the gradients were not finite; the version moved all the same",
         },
     ),
     Topic(
@@ -55,7 +55,7 @@ STEP = (
         },
     ),
     Topic(
-        "age and divergence, over the tokens the step trained, with the weights it started from",
+        "age and divergence, over the tokens the step trained, each with the weights that its update started from",
         {
             "age/tokens": 'tokens by age, in versions: `{"0": 812, "1": 190}`',
             "age/masked": "sampled tokens by age that were older than the bound and left out: over_age `mask` only",
@@ -67,16 +67,18 @@ STEP = (
             "kl": "mean of behaviour - current logprob, nats (the k1 estimator)",
             "clip_fraction": "share of tokens whose ratio was clipped",
             "by_age": "the same for each age: " + ", ".join(f"`{key}`" for key in BY_AGE),
-            "mismatch/age0": "largest difference, in nats, between the engine's logprob and the learner's at age 0, "
-            "where the weights are the same: what both compute differently",
+            "mismatch/age0": "largest difference, in nats, between the engine's logprob and the learner's at age 0, in "
+            "the first update, where the weights are the same: what both compute differently",
         },
     ),
     Topic(
         "optimizer",
         {
+            "updates": "optimizer updates that were applied; `learner.updates_per_step`, or fewer",
+            "updates_skipped": "those that were not: a gradient that was not finite, or no token to train",
             "loss": "mean over the step's trained tokens",
-            "grad_norm": "before clipping",
-            "learning_rate": "of this step",
+            "grad_norm": "before clipping; mean over the applied updates",
+            "learning_rate": "of this step, in each of its updates",
             "nonfinite": "tokens left out because a logprob was not finite",
         },
     ),

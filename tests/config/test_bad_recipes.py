@@ -80,6 +80,10 @@ MISTAKES = {
     # rules that cross keys
     "learner: {ranks: 17}": ("learner.ranks is 17", "16 groups", "Use 16 ranks or fewer"),
     "run: {deterministic: true}\nlearner: {ranks: 2}": ("run.deterministic is true", "learner.ranks 2", "Use one rank"),
+    "learner: {updates_per_step: 17}": ("learner.updates_per_step is 17", "16 groups", "Use 16 or less"),
+    "learner: {updates_per_step: 5, ranks: 5}": ("learner.ranks is 5", "at most 4 groups", "Use 4 ranks or fewer"),
+    "learner: {updates_per_step: 0}": ("learner.updates_per_step is 0", "1 or more"),
+    "learner: {ppo_mini_batch_size: 8}": ("ppo_mini_batch_size is a name of verl", "learner.updates_per_step"),
     "learner: {ranks: 0}": ("learner.ranks is 0", "1 or more"),
     "collector: {group_size: 1}": ("collector.group_size is 1", "objective.advantage", "Use 2 or more"),
     "collector: {min_members: 1}": ("collector.min_members is 1", "2 or more, or null"),

@@ -17,7 +17,17 @@ from asyncrl.config.recipe import Learner, Lora, Model, Recipe
 from asyncrl.learners.lora import served_weights
 from asyncrl.learners.optimize import Optimizer
 from asyncrl.learners.parallel import Ranks, Sharded
-from asyncrl.learners.shares import as_message, balance, combine, group_loads, positions_of, share_of
+from asyncrl.learners.shares import (
+    as_message,
+    balance,
+    combine,
+    deal,
+    group_loads,
+    positions_of,
+    share_groups,
+    share_of,
+    share_parts,
+)
 from asyncrl.learners.step import accumulate, train_step
 from asyncrl.learners.trained import load_trained
 from asyncrl.schema import decode
@@ -35,10 +45,12 @@ OBJECTIVE = {"objective": RECIPE.objective, "temperature": 1.0, "max_tokens": 25
 
 
 def outcome(ranks: Ranks, folder: Path) -> dict[str, Any]:
-    """On rank 0: steps with all weights trained and with adapters, one that one rank must skip, one after a resume."""
+    """On rank 0: steps with all weights trained and with adapters, of two updates, one that one rank must skip, one
+    after a resume."""
     return {
         "whole": train(ranks, folder, RECIPE),
         "adapted": train(ranks, folder, ADAPTED),
+        "several": several(ranks, folder),
         "skipped": skip(ranks, folder),
         "resumed": resume(ranks, folder),
     }
@@ -66,7 +78,7 @@ def train(ranks: Ranks, folder: Path, recipe: Recipe) -> dict[str, Any]:
         parts = ranks.collect(as_message(result.seen), [len(at) for at in positions])
         if ranks.rank == 0:
             seen = combine(parts, positions, batch, loss_sum=result.seen.loss_sum)
-            accounts.append([seen.loss, seen.tokens, result.update.grad_norm, *seen.ratio, *seen.logprobs])
+            accounts.append([seen.loss, seen.tokens, result.updates.grad_norm, *seen.ratio, *seen.logprobs])
     return {
         "gradients": gradients,
         "weights": _weights(ranks, model, whole),
@@ -76,15 +88,32 @@ def train(ranks: Ranks, folder: Path, recipe: Recipe) -> dict[str, Any]:
     }
 
 
+def several(ranks: Ranks, folder: Path) -> dict[str, Any]:
+    """STEPS again, of two updates each: 3 and 2 groups, 1, 2 and 1. An update of one group leaves all ranks but one
+    without any."""
+    model, whole, optimizer = _learner(ranks, folder, RECIPE)
+    groups = groups_of(folder)
+    norms = []
+    for chosen in STEPS:
+        step = [groups[n] for n in chosen]
+        batch, _ = share_of(step, version=1, recipe=RECIPE)
+        shares = deal(chosen, group_loads(batch), updates=2, ranks=ranks.size)
+        own = share_of([step[n] for n in share_groups(shares, ranks.rank)], version=1, recipe=RECIPE)
+        parts = share_parts(shares, ranks.rank)
+        result = train_step(model, optimizer, *own, **OBJECTIVE, parts=parts, ranks=ranks)
+        norms += [update.grad_norm for update in result.updates.each]
+    return {"weights": _weights(ranks, model, whole), "norms": norms, "counts": (optimizer.updates, optimizer.steps)}
+
+
 def skip(ranks: Ranks, folder: Path) -> dict[str, Any]:
     """The last rank alone has a gradient that is not finite."""
     model, whole, optimizer = _learner(ranks, folder, RECIPE)
     _, (batch, worth) = _share(ranks, groups_of(folder))
     if ranks.rank == ranks.size - 1:
         worth = np.full_like(worth, np.inf)
-    update = train_step(model, optimizer, batch, worth, **OBJECTIVE, ranks=ranks).update
+    updates = train_step(model, optimizer, batch, worth, **OBJECTIVE, ranks=ranks).updates
     weights = _weights(ranks, model, whole)
-    return {"reason": update.skipped, "weights": weights, "state": optimizer.state_dict()["adam"]["state"]}
+    return {"reason": updates.skipped, "weights": weights, "state": optimizer.state_dict()["adam"]["state"]}
 
 
 def resume(ranks: Ranks, folder: Path) -> dict[str, Any]:

@@ -16,8 +16,9 @@ from asyncrl.schema import pack, to_batch
 from asyncrl.staleness import Weights
 
 
-def metrics(make_row, make_group, ratios: dict[int, float]) -> dict:
-    """Two groups at step 3: one of version 3 (rewards 1 and 0), one of version 2 (unscored, alone)."""
+def metrics(make_row, make_group, ratios: dict[int, float], first: int = 10) -> dict:
+    """Two groups at step 3: one of version 3 (rewards 1 and 0), one of version 2 (unscored, alone). first: how many of
+    the ten tokens the first update trains."""
     rows = [
         [
             make_row([1], [2, 3], [-1.0, -1.0], reward=1.0, weights=Weights(1, 3)),
@@ -42,7 +43,8 @@ def metrics(make_row, make_group, ratios: dict[int, float]) -> dict:
         clipped=included & (np.exp(log_ratio) > 1.28),
         nonfinite=0,
     )
-    return step_metrics(packed, batch, advantages(batch.rewards, batch.groups, "group-mean"), seen)
+    worth = advantages(batch.rewards, batch.groups, "group-mean")
+    return step_metrics(packed, batch, worth, seen, first=np.arange(first))
 
 
 def test_metrics_by_hand(make_row, make_group) -> None:
@@ -65,13 +67,23 @@ def test_metrics_by_hand(make_row, make_group) -> None:
     json.dumps(found, allow_nan=False)
 
 
+def test_engine_and_learner_are_compared_where_the_weights_are_the_same(make_row, make_group) -> None:
+    """Which is in the first update only: what a later one sees at age 0 has moved."""
+    moved = {0: 1.5, 1: 2.0}
+    assert metrics(make_row, make_group, moved)["mismatch/age0"] == pytest.approx(math.log(1.5), rel=1e-6)
+    found = metrics(make_row, make_group, moved, first=0)
+    assert found["mismatch/age0"] is None
+    assert found["by_age"]["0"]["ratio_mean"] == pytest.approx(1.5)
+
+
 def test_a_batch_in_which_nothing_is_scored_has_no_averages_and_no_nan(make_row, make_group) -> None:
     rows = [make_row([1], [2], [-1.0], reward=math.nan, member=m, failure="verifier_raised") for m in range(2)]
     packed = pack([to_batch(make_group(rows))])
     batch = make_batch(packed, version=0, max_age=0)
     empty = np.zeros(len(batch.token_ids))
     seen = Seen(0.0, empty.astype(bool), empty.astype(np.float32), empty.astype(np.float32), empty.astype(bool), 0)
-    found = step_metrics(packed, batch, advantages(batch.rewards, batch.groups, "group-mean-std"), seen)
+    worth = advantages(batch.rewards, batch.groups, "group-mean-std")
+    found = step_metrics(packed, batch, worth, seen, first=np.arange(len(batch.token_ids)))
     assert (found["reward/mean"], found["ess"], found["age/max"], found["mismatch/age0"]) == (None,) * 4
     assert (found["zero_variance"], found["tokens"], found["failures"]) == (1.0, 0, {"verifier_raised": 2})
     json.dumps(found, allow_nan=False)

@@ -102,14 +102,14 @@ def test_a_step_of_nothing_else_is_an_update_by_zeros(model, batch_of) -> None:
     train_step(model, optimizer, *batch_of([[0.0, 1.0, 0.5]]), **OPTIONS)
     before = [p.detach().clone() for p in model.parameters()]
     result = train_step(model, optimizer, *batch_of([FLAT["equal"], FLAT["equal zeros"]]), **OPTIONS)
-    assert (result.update.skipped, result.update.grad_norm, result.seen.loss) == ("", 0.0, 0.0)
+    assert (result.updates.skipped, result.updates.grad_norm, result.seen.loss) == ("", 0.0, 0.0)
     assert result.seen.tokens > 0
-    assert optimizer.updates == 2
+    assert (optimizer.updates, optimizer.steps) == (2, 2)
     assert any(not torch.equal(p, old) for p, old in zip(model.parameters(), before, strict=True))
 
 
 def test_a_step_in_which_nothing_was_scored_is_still_skipped(model, batch_of) -> None:
     optimizer = Optimizer(model, Learner())
     result = train_step(model, optimizer, *batch_of([[math.nan, math.nan, math.nan]]), **OPTIONS)
-    assert "no member of any group was scored" in result.update.skipped
+    assert "no member of any group was scored" in result.updates.skipped
     assert optimizer.updates == 0

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from asyncrl.config.recipe import Learner
-from asyncrl.learners.optimize import Optimizer, TooManySkipped, learning_rate
+from asyncrl.learners.optimize import Optimizer, TooManySkipped, Updates, learning_rate
 
 CONFIG = Learner(learning_rate=0.1, warmup_steps=4, weight_decay=0.1, max_grad_norm=1e9)
 
@@ -78,6 +78,45 @@ def test_too_many_skipped_steps_in_a_row_end_the_run_and_a_good_one_resets_the_c
     set_gradients(model, math.nan)
     with pytest.raises(TooManySkipped, match="3 steps in a row changed nothing"):
         optimizer.check_progress(optimizer.step(tokens=1))
+
+
+def a_step(model: nn.Module, optimizer: Optimizer, *values: float) -> Updates:
+    """One of an update for each of these gradients."""
+    updates = []
+    for value in values:
+        set_gradients(model, value)
+        updates.append(optimizer.update(1, denominator=1.0))
+    done = Updates(tuple(updates))
+    optimizer.ended(done)
+    return done
+
+
+def test_all_updates_of_a_step_have_its_rate_and_the_warm_up_counts_steps() -> None:
+    model = a_model()
+    optimizer = Optimizer(model, CONFIG)
+    rates = [update.learning_rate for _ in range(3) for update in a_step(model, optimizer, 1.0, 1.0, 1.0).each]
+    assert rates == pytest.approx([0.025] * 3 + [0.05] * 3 + [0.075] * 3)
+    state = optimizer.state_dict()
+    assert (state["updates"], state["steps"]) == (9, 3)
+    assert {int(moments["step"]) for moments in state["adam"]["state"].values()} == {9}
+
+
+def test_a_step_is_skipped_if_none_of_its_updates_was_applied() -> None:
+    model = a_model()
+    optimizer = Optimizer(model, CONFIG)
+    partly = a_step(model, optimizer, math.nan, 2.0, math.inf, 1.0)
+    elements = sum(p.numel() for p in model.parameters())
+    assert (partly.skipped, len(partly.applied), len(partly.each)) == ("", 2, 4)
+    assert partly.grad_norm == pytest.approx(1.5 * math.sqrt(elements))
+    assert (optimizer.updates, optimizer.steps, optimizer.skipped_in_a_row) == (2, 1, 0)
+
+    before = snapshot(model, optimizer)
+    for _ in range(2):
+        optimizer.check_progress(a_step(model, optimizer, math.nan, math.nan))
+    assert same(snapshot(model, optimizer), before)
+    assert (optimizer.updates, optimizer.steps, optimizer.skipped_in_a_row) == (2, 1, 2)
+    with pytest.raises(TooManySkipped, match="3 steps in a row changed nothing; the last: the gradient's norm is nan"):
+        optimizer.check_progress(a_step(model, optimizer, math.nan, math.nan))
 
 
 def test_a_gradient_of_zeros_is_an_update_by_momentum() -> None:

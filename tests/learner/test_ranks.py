@@ -84,6 +84,11 @@ def test_ranks_take_the_step_that_one_takes(folder: Path, alone: dict[str, Any],
         for index, moments in theirs["adam"]["state"].items():
             close(mine["adam"]["state"][index], moments)
 
+    # Several updates a step are several on every rank, and the same ones.
+    assert found["several"]["counts"] == alone["several"]["counts"] == (5, 3)
+    np.testing.assert_allclose(found["several"]["norms"], alone["several"]["norms"], rtol=1e-3)
+    close(found["several"]["weights"], alone["several"]["weights"])
+
     # Of an adapter A and B are trained, and engines are given the sum, under the names of a model without one.
     assert {name.rpartition(".lora_")[2][0] for name in found["adapted"]["gradients"]} == {"A", "B"}
     assert found["adapted"]["served"].keys() == found["whole"]["served"].keys()

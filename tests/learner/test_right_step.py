@@ -19,8 +19,9 @@ from asyncrl.telemetry.metrics import read_metrics, surviving_steps
 STEPS = 5
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", params=[(1, 1.0), (2, 1e9)], ids=["one update", "two updates"])
 def finished(
+    request: pytest.FixtureRequest,
     tmp_path_factory: pytest.TempPathFactory,
     model_path: Path,
     draw: Callable[..., Any],
@@ -28,13 +29,17 @@ def finished(
     make_group: Callable[..., Any],
     scripted: Any,
 ) -> tuple[Path, Recipe]:
-    """A run of five steps with tokens of age 0 and 1, lengths that differ, weight decay, and all checkpoints kept."""
+    """A run of five steps with tokens of age 0 and 1, lengths that differ, weight decay, and all checkpoints kept; of
+    one update a step, or of two, by two groups and by one, whose gradients are not clipped: it would hide their size."""
+    updates, max_grad_norm = request.param
     recipe = Recipe(
         run=Run(name="right-step", max_steps=STEPS),
         buffer=Buffer(max_trajectory_age=1),
         collector=Collector(group_size=4, sampling=SamplingConfig(temperature=1.0)),
         learner=Learner(
             groups_per_step=3,
+            updates_per_step=updates,
+            max_grad_norm=max_grad_norm,
             learning_rate=1e-2,
             weight_decay=0.1,
             warmup_steps=3,
@@ -67,18 +72,21 @@ def test_a_separate_reference_reproduces_the_next_weights(finished: tuple[Path, 
 
 
 def test_the_reference_can_tell_a_wrong_step(finished: tuple[Path, Recipe], reference: Any) -> None:
-    """Negative control: without the importance ratio, on tokens of age 1; with a mean per sequence; with another clip,
-    another rate, another temperature."""
+    """Negative control: without the importance ratio, on tokens of age 1; with a mean per sequence, or per update; with
+    another clip, another rate, another temperature, all in one update."""
     run_dir, recipe = finished
     ages = {step["step"] - 1: step["age/max"] for step in surviving_steps(read_metrics(run_dir / "metrics.jsonl"))}
     old = next(step for step in range(1, STEPS) if ages[step] == 1)
     right = to_builtins(recipe)
     assert reference.largest_difference(run_dir, old, right, correct=False) > 1e-4
     assert reference.largest_difference(run_dir, old, right, one_denominator=False) > 1e-4
+    updates = recipe.learner.updates_per_step
+    assert updates == 1 or reference.largest_difference(run_dir, old, right, of_the_step=False) > 1e-4
     for section, values in (
         ("objective", {"epsilon": 0.05, "epsilon_high": 0.05}),
         ("learner", {"learning_rate": 9e-3}),
         ("learner", {"weight_decay": 0.0}),
+        ("learner", {"updates_per_step": 3 - updates}),
         ("collector", {"sampling": {"temperature": 0.9}}),
     ):
         wrong = msgspec.to_builtins(right)
