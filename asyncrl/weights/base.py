@@ -109,6 +109,10 @@ class Sender(Protocol):
     def late(self) -> Sequence[Late]:
         """Who did not keep a deadline since the last call."""
 
+    def measured(self) -> Mapping[str, float]:
+        """What it has cost so far, for the metric `weights/sent`: `bytes` sent or written, `seconds` that took, and
+        numbers of its own (`telemetry.names`). Sums since the start, or of the last version."""
+
     def close(self) -> None:
         """End the thread, within seconds, and remove what nobody can use any more."""
 
