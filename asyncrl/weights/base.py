@@ -79,8 +79,9 @@ class Recipient:
     place: Place | None  # None: it has not said
     transport: Transport | None  # the one it has chosen; None: not yet
     serving: Weights | None
-    phase: WeightsPhase | None = None  # of weights on their way to it
-    since: float = 0.0  # unix seconds; when that phase began
+    weights: Weights | None = None  # on their way to it
+    phase: WeightsPhase | None = None  # they are in; None with weights: they wait for an evaluation or for requests
+    since: float = 0.0  # unix seconds, by its own clock; when that phase began
 
 
 @dataclass(frozen=True, slots=True)
