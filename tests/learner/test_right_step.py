@@ -30,7 +30,7 @@ def finished(
     scripted: Any,
 ) -> tuple[Path, Recipe]:
     """A run of five steps with tokens of age 0 and 1, lengths that differ, weight decay, and all checkpoints kept; of
-    one update a step, or of two, by two groups and by one, whose gradients are not clipped: it would hide their size."""
+    one update a step, or of two, by two groups and by one, whose gradients are not clipped: that hides their size."""
     updates, max_grad_norm = request.param
     recipe = Recipe(
         run=Run(name="right-step", max_steps=STEPS),
