@@ -7,7 +7,6 @@ CPU made visible late.
 
 from __future__ import annotations
 
-import math
 import os
 import socket
 import time
@@ -26,7 +25,7 @@ from asyncrl.weights.manifest import (
     FORMAT,
     Manifest,
     TensorSpec,
-    combine,
+    check,
     compare,
     describe,
     tensor_bytes,
@@ -105,23 +104,9 @@ def parse(offer: Mapping[str, Any]) -> ShmOffer:
         parsed = msgspec.convert(dict(offer), ShmOffer)
     except msgspec.ValidationError as error:
         raise WeightsError(f"this is no offer of transport shm: {error}") from error
-    manifest = parsed.manifest
-    if parsed.transport != "shm" or manifest.format != FORMAT:
-        raise WeightsError(
-            f"transport {parsed.transport!r}, manifest format {manifest.format}: expected 'shm', {FORMAT}; "
-            "learner and collector must run the same version of asyncrl"
-        )
-    if len({spec.name for spec in manifest.tensors}) != len(manifest.tensors):
-        raise WeightsError(f"{parsed}: the manifest names a tensor twice")
-    for spec in manifest.tensors:
-        if spec.dtype not in DTYPES:
-            raise WeightsError(f"{parsed}: {spec.name} has type {spec.dtype!r}; known are {', '.join(DTYPES)}")
-        if min(spec.shape, default=0) < 0 or spec.nbytes != math.prod(spec.shape) * DTYPES[spec.dtype].itemsize:
-            raise WeightsError(
-                f"{parsed}: {spec.name} is {spec.dtype}{list(spec.shape)} and cannot have {spec.nbytes} bytes"
-            )
-    if manifest.checksum and (found := combine(spec.checksum for spec in manifest.tensors)) != manifest.checksum:
-        raise WeightsError(f"{parsed}: combined checksum {manifest.checksum} announced, but its tensors give {found}")
+    if parsed.transport != "shm":
+        raise WeightsError(f"this is no offer of transport shm, but of {parsed.transport!r}")
+    check(parsed.manifest, str(parsed))
     return parsed
 
 
