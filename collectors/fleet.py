@@ -28,7 +28,10 @@ class CollectorError(RuntimeError):
 
 
 class MeteredEngine(Engine, Protocol):
-    """What the engines of this package count beside the protocol. Totals since their start."""
+    """What the engines of this package say beside the protocol. Numbers are totals since their start."""
+
+    @property
+    def device(self) -> str: ...
 
     @property
     def generated_tokens(self) -> int: ...

@@ -7,7 +7,7 @@ survives with one version span per stretch.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -53,6 +53,7 @@ class Request:
     seed: int
     ticket: int = 0  # what the simulated engine's lengths are a function of
     member: int = 0
+    position: int = 0  # tokens of this answer that its prompt ends with already: draws of the seed go on from there
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +107,8 @@ class Engine(Protocol):
 
     @property
     def checksum(self) -> str:
-        """Combined checksum of what is served, verified against the manifest ("" before the first activation)."""
+        """Combined checksum of what is served, verified against the manifest; "" before the first activation, and where
+        the version was published unhashed."""
 
     async def start(self) -> None:
         """Load what is needed to stage weights; serves nothing yet."""
@@ -124,9 +126,15 @@ class Engine(Protocol):
     async def stage(self, staged: StagedWeights) -> None:
         """Copy verified weights beside the served ones. Decoding goes on."""
 
-    async def activate(self, kv: KvMode = "keep") -> Weights:
+    async def activate(self, kv: KvMode = "keep", *, exchanged: Callable[[], None] | None = None) -> Weights:
         """Switch to the staged weights between two decode steps. `keep`: running requests go on over their old KV;
-        `recompute`: their KV is rebuilt under the new weights first. Returns what is now served."""
+        `recompute`: their KV is rebuilt under the new weights first. Where they have a checksum, no token is sampled
+        from them before the live tensors were compared with it. `exchanged` is called, in the loop, when that
+        comparison begins. Returns what is now served."""
+
+    async def verify(self) -> tuple[Weights, str]:
+        """What is served now, and the combined checksum of the live tensors, computed anew. Decoding goes on. Raises
+        EngineError if nothing is served."""
 
     async def close(self) -> None:
         """End the engine; what still runs raises EngineError."""

@@ -38,7 +38,7 @@ class Generation:
         self.finish_reason: FinishReason | None = None
         self.error = ""
         self.first_token = 0.0
-        self._uniforms = uniforms(request.seed, budget)
+        self._uniforms = uniforms(request.seed, request.position + budget)[request.position :]
         self._stop = frozenset(request.sampling.stop_token_ids)
 
     @property

@@ -7,14 +7,16 @@ from the live tensors, that what is served now is what was published. Failing th
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from asyncrl.collectors.engines.spans import Served
+from asyncrl.staleness import Weights
 from asyncrl.weights.base import StagedWeights, WeightsError
-from asyncrl.weights.manifest import check_fits, model_tensors, verify_served
+from asyncrl.weights.manifest import check_fits, combined_checksum, model_tensors, verify_served
 
 
 def load_model(path: Path, *, dtype: str, attn: str, trust_remote_code: bool) -> PreTrainedModel:
@@ -31,6 +33,13 @@ def load_model(path: Path, *, dtype: str, attn: str, trust_remote_code: bool) ->
     return model
 
 
+def device_of(model: PreTrainedModel) -> str:
+    """ "cpu", or the UUID of the GPU that the model is on: the same one has another index in another process."""
+    if model.device.type != "cuda":
+        return model.device.type
+    return str(torch.cuda.get_device_properties(model.device).uuid)
+
+
 class LiveModel:
     """A model whose weights can be exchanged. `stage` runs in any thread, `activate` in the one that decodes."""
 
@@ -38,6 +47,7 @@ class LiveModel:
         self.model = model
         self._beside: dict[str, torch.Tensor] = {}
         self._staged: Served | None = None
+        self._served: Served | None = None
         # Held while the tensors beside are written or exchanged: an activation never takes a half-copied set.
         self._lock = threading.Lock()
 
@@ -58,20 +68,33 @@ class LiveModel:
                 self._beside[name].copy_(staged.tensors[name])
             self._staged = Served(staged.weights, staged.checksum)
 
-    def activate(self) -> Served:
-        """Serve the staged weights. Raises WeightsError if none are staged, or if the live tensors do not have the
-        announced checksum afterwards; then the old weights are back."""
+    def activate(self, exchanged: Callable[[], None] = lambda: None) -> Served:
+        """Serve the staged weights. Where they were published with a checksum, the live tensors are compared with it;
+        `exchanged` is called before that. Raises WeightsError if none are staged, or if they differ; then the old
+        weights are back."""
         with self._lock:
             if self._staged is None:
                 raise WeightsError("no weights are staged: call stage() before activate()")
             served, self._staged = self._staged, None
             self._exchange()
+            exchanged()
             try:
-                verify_served(self.model, served.checksum)
+                if served.checksum:
+                    verify_served(self.model, served.checksum)
             except WeightsError:
                 self._exchange()
                 raise
+            self._served = served
             return served
+
+    def verify(self) -> tuple[Weights, str]:
+        """What is served, and the combined checksum of the live tensors as they are now. In any thread: decoding only
+        reads them, and an activation waits. Raises WeightsError if nothing is served."""
+        with self._lock:
+            if self._served is None:
+                raise WeightsError("nothing is served yet: call activate() before verify()")
+            tensors, _ = model_tensors(self.model)
+            return self._served.weights, combined_checksum(tensors)
 
     def _exchange(self) -> None:
         """In place, so that tied aliases and whoever else holds a tensor follow."""

@@ -11,7 +11,7 @@ import math
 import random
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -73,6 +73,7 @@ class SimulatedEngine(Engine):
         if slots < 1:
             raise ValueError(f"an engine needs at least one slot, got {slots}")
         self.name = name
+        self.device = "cpu"
         self.generated_tokens = 0
         self.staged_s = 0.0
         self.paused_s = 0.0
@@ -120,8 +121,10 @@ class SimulatedEngine(Engine):
             raise ValueError(f"request {request.id}: a request of this id is running: ids must be unique")
         loop = asyncio.get_running_loop()
         length = self._mean_tokens * relative_length(self._seed, request.ticket, request.member, self._cv)
+        tokens = max(1, round(length))
+        left = tokens - request.position
         generation = _Generation(
-            request, loop.create_future(), loop.time(), length * self._token_s, max(1, round(length))
+            request, loop.create_future(), loop.time(), length * self._token_s * left / tokens, left
         )
         self._active[request.id] = generation
         if self._queue and self._queue[-1][0].request.group == request.group:
@@ -148,7 +151,8 @@ class SimulatedEngine(Engine):
                 group.remove(generation)
                 if not group:
                     self._queue.remove(group)
-            self._finish(generation, generation.sampled(now), "abort", now)
+            sampled = generation.sampled(now)
+            self._finish(generation, sampled, "stop" if sampled == generation.tokens else "abort", now)
         self._admit()
 
     def progress(self, request_id: str) -> int:
@@ -158,7 +162,7 @@ class SimulatedEngine(Engine):
     async def stage(self, staged: StagedWeights) -> None:
         self._staged = Served(staged.weights, staged.checksum)
 
-    async def activate(self, kv: KvMode = "keep") -> Weights:
+    async def activate(self, kv: KvMode = "keep", *, exchanged: Callable[[], None] | None = None) -> Weights:
         if self._staged is None:
             raise WeightsError("no weights are staged: call stage() before activate()")
         self._served, self._staged = self._staged, None
@@ -166,6 +170,12 @@ class SimulatedEngine(Engine):
         for generation in self._running.values():
             generation.stretches.mark(generation.begun(now), self._served)
         return self._served.weights
+
+    async def verify(self) -> tuple[Weights, str]:
+        """What was announced of it: there are no tensors."""
+        if self._closed or self._served is None:
+            raise EngineError(f"engine {self.name} serves nothing")
+        return self._served.weights, self._served.checksum
 
     async def close(self) -> None:
         self._closed = True

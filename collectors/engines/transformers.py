@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -22,7 +23,7 @@ import torch
 
 from asyncrl.collectors.engines.base import Completion, Engine, EngineError, KvMode, Request
 from asyncrl.collectors.engines.decode import Decoder, Generation
-from asyncrl.collectors.engines.live import LiveModel, load_model
+from asyncrl.collectors.engines.live import LiveModel, device_of, load_model
 from asyncrl.collectors.engines.spans import Served
 from asyncrl.staleness import Weights
 from asyncrl.weights.base import StagedWeights, WeightsError
@@ -44,6 +45,7 @@ class _Abort:
 @dataclass(frozen=True, slots=True)
 class _Activate:
     kv: KvMode
+    exchanged: Callable[[], None]
     answer: asyncio.Future[Served]
 
 
@@ -108,6 +110,11 @@ class TransformersEngine(Engine):
         return served.checksum if served else ""
 
     @property
+    def device(self) -> str:
+        """Where the model is: "cpu", or the UUID of its GPU."""
+        return device_of(self._live.model) if self._live else "cpu"
+
+    @property
     def generated_tokens(self) -> int:
         return self._thread.decoder.sampled if self._thread else 0
 
@@ -120,6 +127,8 @@ class TransformersEngine(Engine):
 
         Raises EngineError if the model cannot be loaded or decoded exactly.
         """
+        if self._thread is not None and self._ended is not None:
+            await asyncio.to_thread(self._thread.join, _CLOSE_S)  # its last words come before its end
         if self._thread is not None and self._thread.is_alive():
             raise EngineError(f"engine {self.name} is running: close() it before start()")
         loop = asyncio.get_running_loop()
@@ -178,9 +187,9 @@ class TransformersEngine(Engine):
         await asyncio.to_thread(self._live.stage, staged)
         self.staged_s += time.perf_counter() - began
 
-    async def activate(self, kv: KvMode = "keep") -> Weights:
-        """Switch between two decode steps. Raises WeightsError if nothing is staged or the live tensors do not have the
-        announced checksum; the old weights then go on being served."""
+    async def activate(self, kv: KvMode = "keep", *, exchanged: Callable[[], None] | None = None) -> Weights:
+        """See Engine. Raises WeightsError if nothing is staged or the live tensors do not have the announced checksum;
+        the old weights then go on being served."""
         if self._ended is not None:
             raise self._error()
         if self._thread is None:
@@ -188,8 +197,16 @@ class TransformersEngine(Engine):
         answer: asyncio.Future[Served] = asyncio.get_running_loop().create_future()
         self._activations.add(answer)
         answer.add_done_callback(self._activations.discard)
-        self._thread.put(_Activate(kv, answer))
+        self._thread.put(_Activate(kv, exchanged or (lambda: None), answer))
         return (await answer).weights
+
+    async def verify(self) -> tuple[Weights, str]:
+        """See Engine. In a thread beside the one that decodes."""
+        if self._ended is not None:
+            raise self._error()
+        if self._live is None or self._thread is None or self._thread.served is None:
+            raise EngineError(f"engine {self.name} serves nothing")
+        return await asyncio.to_thread(self._live.verify)
 
     async def close(self) -> None:
         """End the decode thread; what still runs raises EngineError. Raises EngineError if it does not end in time."""
@@ -333,7 +350,7 @@ class _DecodeThread(threading.Thread):
     def _activate(self, command: _Activate) -> None:
         began = time.perf_counter()
         try:
-            served = self._live.activate()
+            served = self._live.activate(partial(self._post, command.exchanged))
         except WeightsError as error:
             self._post(_resolve, command.answer, None, error)
             return
