@@ -25,6 +25,7 @@ from asyncrl.learners.recording import ReplayError, read_recording
 from asyncrl.learners.replay import Compared, Replayed, replay
 from asyncrl.learners.service import learn
 from asyncrl.staleness import Weights
+from asyncrl.telemetry.metrics import read_metrics, surviving_steps
 
 RECIPE = Recipe(
     run=Run(name="replayed", max_steps=6),
@@ -38,39 +39,57 @@ RECIPE = Recipe(
     ),
     eval=Eval(at_start=False, at_end=False),
 )
+SEVERAL = msgspec.structs.replace(RECIPE, learner=msgspec.structs.replace(RECIPE.learner, updates_per_step=2))
 FORK = 3  # where the learner stopped and a second one went on
 
 
 @pytest.fixture(scope="module")
-def recorded(
-    tmp_path_factory: pytest.TempPathFactory,
+def record(
     model_path: Path,
     draw: Callable[..., Any],
     make_row: Callable[..., Any],
     make_group: Callable[..., Any],
     scripted: Any,
-) -> Path:
-    """The folder of a run of six steps, tokens of age 0 and 1, checkpoints of versions 2, 3 (lineage 1), 4, 6 (2)."""
+) -> Callable[[Path, Recipe, Recipe], None]:
+    """A run of six steps in this folder, tokens of age 0 and 1, checkpoints of versions 2, 3 (lineage 1), 4, 6 (2);
+    trained by the one recipe until `FORK`, resumed by the other."""
+
+    def record(folder: Path, first: Recipe, second: Recipe) -> None:
+        buffer = scripted.StoppingBuffer(first, at=FORK)
+        worker = scripted.ScriptedCollector(
+            buffer, model_path, sample=draw, make_row=make_row, make_group=make_group, lag=1
+        )
+
+        def stamped(*arguments: Any, **named: Any) -> Any:
+            row = make_row(*arguments, **named)
+            return replace(row, spans=tuple(replace(span, checksum=worker.checksum) for span in row.spans))
+
+        worker.make_row = stamped
+
+        async def together() -> None:
+            async with asyncio.timeout(60):
+                collecting = asyncio.create_task(worker.run())
+                await learn(first, buffer, run_dir=folder, model_path=model_path, resume=None, stop=buffer.stop)
+                await learn(
+                    second,
+                    buffer,
+                    run_dir=folder,
+                    model_path=model_path,
+                    resume=folder / "checkpoints",
+                    stop=asyncio.Event(),
+                )
+                await collecting
+
+        asyncio.run(together())
+
+    return record
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory, record: Callable[[Path, Recipe, Recipe], None]) -> Path:
+    """The folder of a run by `RECIPE`."""
     folder = tmp_path_factory.mktemp("recorded")
-    buffer = scripted.StoppingBuffer(RECIPE, at=FORK)
-    worker = scripted.ScriptedCollector(
-        buffer, model_path, sample=draw, make_row=make_row, make_group=make_group, lag=1
-    )
-
-    def stamped(*arguments: Any, **named: Any) -> Any:
-        row = make_row(*arguments, **named)
-        return replace(row, spans=tuple(replace(span, checksum=worker.checksum) for span in row.spans))
-
-    worker.make_row = stamped
-
-    async def record() -> None:
-        async with asyncio.timeout(60):
-            collecting = asyncio.create_task(worker.run())
-            for resume, stop in ((None, buffer.stop), (folder / "checkpoints", asyncio.Event())):
-                await learn(RECIPE, buffer, run_dir=folder, model_path=model_path, resume=resume, stop=stop)
-            await collecting
-
-    asyncio.run(record())
+    record(folder, RECIPE, RECIPE)
     return folder
 
 
@@ -113,6 +132,35 @@ def test_every_version_of_a_resumed_run_comes_out_bit_for_bit(again: Any) -> Non
     assert all(compared.apart == 0.0 for compared in seen if compared.checkpoint)
     assert sum(bool(compared.stamps) for compared in seen) >= 3
     assert replayed.weights == Weights(2, 6)
+
+
+def test_steps_of_several_updates_come_out_bit_for_bit_and_of_one_do_not(
+    record: Callable[[Path, Recipe, Recipe], None], model_path: Path, tmp_path: Path
+) -> None:
+    record(tmp_path, SEVERAL, SEVERAL)
+    seen: list[Compared] = []
+    replay(read_recording(tmp_path, SEVERAL), SEVERAL, model_path, start=0, on_version=seen.append)
+    assert [compared.version for compared in seen] == list(range(7))
+    assert all(compared.equal for compared in seen if compared.equal is not None)
+    assert [compared.version for compared in seen if compared.checkpoint] == [2, 3, 4, 6]
+
+    # Negative control: the same groups, each step trained in one update.
+    start_events(tmp_path, lambda event: event["settings"].update({"learner.updates_per_step": 1}))
+    wrong: list[Compared] = []
+    replay(read_recording(tmp_path, RECIPE), RECIPE, model_path, start=0, on_version=wrong.append)
+    assert [compared.version for compared in wrong if compared.checkpoint is False] == [2, 3, 4, 6]
+
+
+def test_a_resumed_run_may_make_another_number_of_updates_and_its_replay_names_the_key(
+    record: Callable[[Path, Recipe, Recipe], None], tmp_path: Path
+) -> None:
+    record(tmp_path, RECIPE, SEVERAL)
+    steps = surviving_steps(read_metrics(tmp_path / "metrics.jsonl"))
+    assert [(step["updates"], step["updates_skipped"]) for step in steps] == [(1, 0)] * 3 + [(2, 0)] * 3
+    state = load(tmp_path / "checkpoints" / "version-000006").training_state()["optimizer"]
+    assert (state["updates"], state["steps"]) == (9, 6)
+    with pytest.raises(ReplayError, match=r"lineage 2 had trained by it: learner.updates_per_step is 1, it was 2"):
+        read_recording(tmp_path, RECIPE)
 
 
 def test_a_replay_can_start_from_a_checkpoint_when_older_parts_are_gone(again: Any) -> None:
