@@ -9,16 +9,17 @@ goes on. Segments take turns:
 - **Seqlock.** The header's sequence number is odd while a version is written and grows with each; a reader wants the
   announced number before and after its copy, so that what was overwritten meanwhile is `WeightsGone`, never served.
 - **Who cleans up.** `segments.py`.
+- **A full /dev/shm is an error**, not a SIGBUS: what a file grows by is written by calls, which can fail; what it has
+  is then written through a mapping, which is twice as fast and needs no more memory.
 
 Not `multiprocessing.shared_memory`: up to Python 3.12 every process that attaches a block registers it with its own
 resource tracker, which unlinks it when that process ends - a collector that restarts would take the learner's weights
-away. Plain writes rather than a mapping: a full /dev/shm is then an error with a message, not a SIGBUS.
+away.
 """
 
 from __future__ import annotations
 
 import errno
-import mmap
 import os
 import shutil
 import struct
@@ -27,17 +28,31 @@ from pathlib import Path
 
 import numpy as np
 import torch
+import xxhash
 from numpy.typing import NDArray
 
 from asyncrl.staleness import Weights
 from asyncrl.weights.base import WeightsError
-from asyncrl.weights.manifest import FORMAT, Manifest, TensorSpec, aligned, combine, describe, tensor_bytes
-from asyncrl.weights.segments import MAGIC, Segment, create, remove, segment_folder, sweep
+from asyncrl.weights.manifest import (
+    CHUNK,
+    FORMAT,
+    Manifest,
+    TensorSpec,
+    aligned,
+    check_publishable,
+    combine,
+    copy_hashed,
+    describe,
+    tensor_bytes,
+)
+from asyncrl.weights.segments import MAGIC, Segment, create, segment_folder, sweep
 
 HEADER = struct.Struct("<8sIxxxxQqq")  # magic, format, sequence, lineage, version
 
 DATA_START = 4096
 """Bytes. The manifest's offsets count from here; tensors begin on a page of their own."""
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class Image:
@@ -53,23 +68,23 @@ class Image:
     @property
     def nbytes(self) -> int:
         """Bytes of the image, gaps included."""
-        last = self.manifest.tensors[-1] if self.manifest.tensors else None
-        return 0 if last is None else last.offset + last.nbytes
+        return self.manifest.size
 
     def retain(self) -> None:
-        """A sender begins to read: the bytes stay. In the thread that called `Images.write`, before the next one."""
-        self._segment.users += 1
+        """A sender begins to read: the bytes stay until `release`. In any thread. Raises WeightsGone if they are no
+        longer there, or another version is about to take their place."""
+        self._segment.retain(self.sequence)
 
     def release(self) -> None:
-        """The sender has read; in any thread."""
-        self._segment.users -= 1
+        """The sender has read. In any thread, once for each `retain`."""
+        self._segment.release()
 
     def data(self) -> NDArray[np.uint8]:
         """uint8 [nbytes], read-only, mapped: no copy. Tensor `spec` is `data()[spec.offset:spec.offset + spec.nbytes]`.
-        Only while retained."""
-        size = DATA_START + self.nbytes
-        mapped = mmap.mmap(self._segment.fd, size, prot=mmap.PROT_READ)
-        return np.frombuffer(mapped, np.uint8)[DATA_START:size]
+        Only while retained. Raises WeightsGone if the images have been closed meanwhile."""
+        data = np.frombuffer(self._segment.mapping(), np.uint8)[DATA_START : DATA_START + self.nbytes]
+        data.flags.writeable = False
+        return data
 
 
 class Images:
@@ -97,7 +112,7 @@ class Images:
         tied: Mapping[str, str],
         hashed: bool = True,
     ) -> Image:
-        """Write one version; it is the newest from then on.
+        """Write one version; it is the newest from then on. One call at a time.
 
         `source` is consumed one tensor at a time, so it may be a generator that casts or gathers. hashed: with
         checksums of every tensor; without, its bytes can never be compared with what is served.
@@ -107,11 +122,20 @@ class Images:
         """
         if self._closed:
             raise WeightsError(f"weights {tuple(weights)} published after close")
-        segment = self._taken()
         try:
-            specs = self._write(segment, weights, source, hashed)
-        finally:
-            segment.give()
+            segment = self._taken()
+            try:
+                specs = _write(segment, weights, source, hashed)
+            finally:
+                segment.give()
+        except OSError as error:
+            if error.errno not in FULL:
+                raise
+            raise WeightsError(
+                f"weights {tuple(weights)} do not fit in {self._folder} ({error.strerror}): "
+                f"{shutil.disk_usage(self._folder).free} bytes are free. Two versions of the weights must fit, and one "
+                "more for each that lagging collectors serve; enlarge it (docker run --shm-size=...)"
+            ) from error
         combined = combine(spec.checksum for spec in specs) if hashed else ""
         self.newest = Image(segment, weights, Manifest(tuple(specs), dict(tied), combined))
         self._drop_surplus()
@@ -121,7 +145,7 @@ class Images:
         """Remove all segments. What readers have opened, mapped or copied already stays good."""
         self._closed = True
         while self._segments:
-            remove(self._segments.pop())
+            self._segments.pop().remove()
 
     def _taken(self) -> Segment:
         """A segment that may be overwritten, taken; a new one if there is none."""
@@ -144,39 +168,49 @@ class Images:
             segment.give()
         for segment in free[1:]:
             self._segments.remove(segment)
-            remove(segment)
+            segment.remove()
 
-    def _write(
-        self, segment: Segment, weights: Weights, source: Iterable[tuple[str, torch.Tensor]], hashed: bool
-    ) -> list[TensorSpec]:
-        segment.holds = None
-        segment.sequence |= 1  # odd: nobody accepts what follows, and it stays odd if the write fails
-        self._put(segment, HEADER.pack(MAGIC, FORMAT, segment.sequence, *weights), 0)
-        specs: dict[str, TensorSpec] = {}
-        offset = 0
-        for name, tensor in source:
-            if name in specs:
-                raise WeightsError(f"weights {tuple(weights)}: tensor {name} comes twice")
-            content = tensor_bytes(name, tensor)
-            specs[name] = describe(name, tensor, content, offset=offset, hashed=hashed)
-            self._put(segment, content, DATA_START + offset)
-            offset = aligned(offset + content.nbytes)
-        segment.sequence += 1
-        self._put(segment, HEADER.pack(MAGIC, FORMAT, segment.sequence, *weights), 0)
-        segment.holds = weights
-        return list(specs.values())
 
-    def _put(self, segment: Segment, content: bytes | memoryview, offset: int) -> None:
-        rest = memoryview(content)
-        try:
-            while rest:  # one call writes 2 GiB at most
-                written = os.pwrite(segment.fd, rest, offset)
-                rest, offset = rest[written:], offset + written
-        except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-                raise
-            raise WeightsError(
-                f"{self._folder} is full: {len(rest)} bytes do not fit, {shutil.disk_usage(self._folder).free} are "
-                "free. Two versions of the weights must fit, and one more for each collector that lags; enlarge it "
-                "(docker run --shm-size=...)"
-            ) from error
+def _write(
+    segment: Segment, weights: Weights, source: Iterable[tuple[str, torch.Tensor]], hashed: bool
+) -> list[TensorSpec]:
+    segment.sequence |= 1  # odd: nobody accepts what follows, and it stays odd if the write fails
+    os.pwrite(segment.fd, HEADER.pack(MAGIC, FORMAT, segment.sequence, *weights), 0)
+    mapped = np.frombuffer(segment.mapping(), np.uint8)
+    specs: dict[str, TensorSpec] = {}
+    offset = 0
+    for name, tensor in source:
+        if name in specs:
+            raise WeightsError(f"weights {tuple(weights)}: tensor {name} comes twice")
+        check_publishable(name, tensor)
+        start, end = DATA_START + offset, DATA_START + offset + tensor.nbytes
+        if end <= len(mapped):
+            checksum = _store(mapped[start:end], tensor, hashed=hashed)
+        else:
+            checksum = _grow(segment.fd, start, tensor_bytes(name, tensor), hashed=hashed)
+        specs[name] = describe(name, tensor, offset=offset, checksum=checksum)
+        offset = aligned(offset + tensor.nbytes)
+    segment.sequence += 1
+    os.pwrite(segment.fd, HEADER.pack(MAGIC, FORMAT, segment.sequence, *weights), 0)
+    return list(specs.values())
+
+
+def _store(into: NDArray[np.uint8], tensor: torch.Tensor, *, hashed: bool) -> str:
+    """The tensor's bytes, row-major, from wherever it is; their checksum, "" without."""
+    if hashed and tensor.device.type == "cpu" and tensor.is_contiguous():
+        return copy_hashed(into, np.asarray(tensor_bytes("", tensor)), hash="source")
+    torch.from_numpy(into).view(tensor.dtype).view(tensor.shape).copy_(tensor.detach())
+    return xxhash.xxh3_64_hexdigest(into.data) if hashed else ""
+
+
+def _grow(fd: int, offset: int, content: memoryview, *, hashed: bool) -> str:
+    """Write where the file has no pages yet. Returns the checksum, "" without. Raises OSError where memory is full."""
+    digest = xxhash.xxh3_64()
+    for start in range(0, len(content), CHUNK):
+        chunk = content[start : start + CHUNK]
+        if hashed:
+            digest.update(chunk)
+        while chunk:
+            written = os.pwrite(fd, chunk, offset)
+            chunk, offset = chunk[written:], offset + written
+    return digest.hexdigest() if hashed else ""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -84,6 +84,11 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Bytes of all tensors, without the gaps between them."""
         return sum(spec.nbytes for spec in self.tensors)
 
+    @property
+    def size(self) -> int:
+        """Bytes from the start of the data to its end, gaps included."""
+        return self.tensors[-1].offset + self.tensors[-1].nbytes if self.tensors else 0
+
 
 def model_tensors(model: torch.nn.Module) -> tuple[list[tuple[str, torch.Tensor]], dict[str, str]]:
     """What distinguishes one version of `model` from another: parameters, persistent buffers, in state_dict order.
@@ -127,20 +132,17 @@ def tensor_bytes(name: str, tensor: torch.Tensor) -> memoryview:
     return flat.view(torch.uint8).numpy().data
 
 
-def copy_bytes(into: NDArray[np.uint8], content: memoryview | NDArray[np.uint8], *, hashed: bool) -> str:
-    """Copy `content` into memory of the same size; returns the xxh3_64 of what was copied (hex), "" without.
+def copy_hashed(into: NDArray[np.uint8], source: NDArray[np.uint8], *, hash: Literal["source", "copy"]) -> str:
+    """Copy uint8 [n] and return the xxh3_64 (hex) of what was read or of what was written: a writer vouches for its
+    source, a reader for its copy.
 
-    Each chunk is hashed while the core's cache still has it: the hash then costs a tenth of the copy, not a third.
+    Each chunk is hashed while the core's cache has it: the hash then costs a tenth of the copy, not a third.
     """
-    source = np.frombuffer(content, np.uint8) if len(content) else np.empty(0, np.uint8)
-    if not hashed:
-        np.copyto(into, source)
-        return ""
     digest = xxhash.xxh3_64()
     for start in range(0, len(source), CHUNK):
-        chunk = source[start : start + CHUNK]
-        np.copyto(into[start : start + CHUNK], chunk)
-        digest.update(chunk)
+        chunk, copy = source[start : start + CHUNK], into[start : start + CHUNK]
+        np.copyto(copy, chunk)
+        digest.update((chunk if hash == "source" else copy).data)
     return digest.hexdigest()
 
 

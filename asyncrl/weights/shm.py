@@ -7,29 +7,27 @@ CPU made visible late.
 
 from __future__ import annotations
 
+import mmap
 import os
 import socket
 import time
 from collections.abc import Mapping
+from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import torch
+import xxhash
+from numpy.typing import NDArray
 
 from asyncrl.staleness import Weights
 from asyncrl.weights.base import StagedWeights, WeightsError, WeightsGone, WeightsLate
 from asyncrl.weights.image import DATA_START, HEADER, Image
-from asyncrl.weights.manifest import (
-    DTYPES,
-    FORMAT,
-    Manifest,
-    TensorSpec,
-    check,
-    compare,
-    describe,
-    tensor_bytes,
-)
+from asyncrl.weights.manifest import DTYPES, FORMAT, Manifest, TensorSpec, check, compare, copy_hashed
+from asyncrl.weights.memory import Memory
 from asyncrl.weights.segments import MAGIC, read_lock
 
 
@@ -71,31 +69,69 @@ def shm_offer(image: Image) -> dict[str, Any]:
 
 
 class ShmReceiver:
-    """The collector's side. Holds nothing between calls."""
+    """The collector's side. Keeps the segments mapped from call to call, since a page costs more to map than to copy;
+    and, if it copies, one buffer of its own, for the same reason."""
+
+    def __init__(self, *, mapped: bool = False) -> None:
+        """mapped: what is staged lies in the segment itself, which stays locked until the last of its tensors is gone.
+        Else it is a copy, whose memory is used for another one when the last of its tensors is gone."""
+        self._mapped = mapped
+        self._segments: dict[str, mmap.mmap] = {}
+        self._spare: mmap.mmap | None = None
 
     def stage(self, offer: Mapping[str, Any], *, deadline_s: float, verify: bool = True) -> StagedWeights:
-        """Copy one version out and verify it. Waits for nobody; `deadline_s` bounds the copy itself.
+        """Map or copy one version, and verify it. Waits for nobody; `deadline_s` bounds the copying and hashing.
 
         Raises WeightsGone (overwritten or removed: take the newest announcement), WeightsLate or WeightsError (anything
         else, naming the tensor, expected and found).
         """
+        deadline = time.monotonic() + deadline_s
         expected = parse(offer)
-        verify = verify and expected.manifest.checksum != ""
-        fd, lock = _open(expected)
-        try:
+        manifest = expected.manifest
+        verify = verify and manifest.checksum != ""
+        with ExitStack() as held:
+            fd = _open(expected, held)
             check_header(fd, expected)
-            tensors, found = _copy(fd, expected, deadline_s, hashed=verify)
-            # After the copy and before the checksums: a mixture of two versions is `gone`, not `corrupt`.
+            segment = self._segment(fd, expected)
+            data = np.frombuffer(segment, np.uint8)[DATA_START:]
+            copy = None if self._mapped else self._private(manifest.size)
+            found = _take_all(expected, data, None if copy is None else copy.bytes(), deadline, deadline_s, verify)
+            # After the bytes and before the checksums: a mixture of two versions is `gone`, not `corrupt`.
             check_header(fd, expected)
-        finally:
-            os.close(fd)
-            os.close(lock)
-        if verify:
-            compare(expected.manifest, found, where=str(expected))
-        return StagedWeights(expected.weights, tensors, expected.manifest.tied, expected.manifest.checksum)
+            if verify:
+                compare(manifest, found, where=str(expected))
+            memory = copy or Memory(segment, gone=held.pop_all().close)  # what keeps the lock, from here on
+        tensors = _tensors(memory.bytes()[0 if copy else DATA_START :], manifest)
+        return StagedWeights(expected.weights, tensors, manifest.tied, manifest.checksum, mapped=self._mapped)
 
     def close(self) -> None:
-        """Nothing is held between calls."""
+        """What has been staged stays good."""
+        self._segments.clear()
+        self._spare = None
+
+    def _segment(self, fd: int, expected: ShmOffer) -> mmap.mmap:
+        """The segment in memory, read-only. Raises WeightsError if the file is shorter than what it should hold: a
+        load from behind its end would be a SIGBUS."""
+        size = os.fstat(fd).st_size
+        for spec in expected.manifest.tensors:
+            if spec.nbytes and (missing := DATA_START + spec.offset + spec.nbytes - size) > 0:
+                raise WeightsError(f"{expected}: the file ends {missing} bytes before the end of {spec.name}")
+        for path in [path for path in self._segments if path != expected.path and not os.path.exists(path)]:
+            del self._segments[path]  # its memory is free when the last mapping of it is gone
+        mapped = self._segments.get(expected.path)
+        if mapped is None or len(mapped) != size:
+            mapped = self._segments[expected.path] = mmap.mmap(fd, size, prot=mmap.PROT_READ)
+        return mapped
+
+    def _private(self, size: int) -> Memory:
+        """Memory for one copy; the one kept from before, if its size is right."""
+        memory, self._spare = self._spare, None
+        if memory is None or len(memory) != max(size, 1):
+            memory = mmap.mmap(-1, max(size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            if hasattr(mmap, "MADV_HUGEPAGE"):
+                with suppress(OSError):  # a kernel without them
+                    memory.madvise(mmap.MADV_HUGEPAGE)  # the first copy then takes a third of the time
+        return Memory(memory, gone=partial(setattr, self, "_spare", memory))
 
 
 def parse(offer: Mapping[str, Any]) -> ShmOffer:
@@ -120,10 +156,11 @@ def check_header(fd: int, expected: ShmOffer) -> None:
     raise WeightsGone(f"{expected}: the segment holds, or gets, another version by now")
 
 
-def _open(expected: ShmOffer) -> tuple[int, int]:
-    """The segment, and the lock that keeps it from being overwritten until that is closed."""
+def _open(expected: ShmOffer, held: ExitStack) -> int:
+    """The segment, locked: it is not overwritten before `held` is closed, which closes both."""
     try:
         fd = os.open(expected.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        held.callback(os.close, fd)
         lock = read_lock(Path(expected.path))
     except FileNotFoundError as error:
         if expected.host == socket.gethostname():
@@ -135,37 +172,51 @@ def _open(expected: ShmOffer) -> tuple[int, int]:
     except OSError as error:
         raise WeightsError(f"{expected}: {error.strerror}; learner and collectors must run as the same user") from error
     if lock is None:
-        os.close(fd)
         raise WeightsGone(f"{expected}: the segment gets another version just now")
-    return fd, lock
+    held.callback(os.close, lock)
+    return fd
 
 
-def _copy(
-    fd: int, expected: ShmOffer, deadline_s: float, *, hashed: bool
-) -> tuple[dict[str, torch.Tensor], list[TensorSpec]]:
-    """Private copies of all tensors, and what they turned out to be."""
-    deadline = time.monotonic() + deadline_s
-    tensors: dict[str, torch.Tensor] = {}
+def _take_all(
+    expected: ShmOffer,
+    data: NDArray[np.uint8],
+    copy: NDArray[np.uint8] | None,
+    deadline: float,
+    deadline_s: float,
+    hashed: bool,
+) -> list[TensorSpec]:
+    """Copy all tensors where there is a copy to be made, and say what they turned out to be."""
     found: list[TensorSpec] = []
     for spec in expected.manifest.tensors:
         if time.monotonic() >= deadline:
             raise WeightsLate(
-                f"{expected}: {len(found)} of {len(expected.manifest.tensors)} tensors copied within {deadline_s} s, "
+                f"{expected}: {len(found)} of {len(expected.manifest.tensors)} tensors read within {deadline_s} s, "
                 f"{spec.name} is next. Raise weights.deadline_s, or see what else uses this machine's memory"
             )
-        tensor = torch.empty(spec.shape, dtype=DTYPES[spec.dtype])
-        content = tensor_bytes(spec.name, tensor)  # contiguous and on the CPU: the tensor's own memory
-        _read(fd, content, DATA_START + spec.offset, expected, spec.name)
-        found.append(describe(spec.name, tensor, content, offset=spec.offset, hashed=hashed))
-        tensors[spec.name] = tensor
-    return tensors, found
+        place = slice(spec.offset, spec.offset + spec.nbytes)
+        checksum = _take(data[place], None if copy is None else copy[place], hashed)
+        found.append(msgspec.structs.replace(spec, checksum=checksum))
+    return found
 
 
-def _read(fd: int, into: memoryview, offset: int, expected: ShmOffer, name: str) -> None:
-    with open(fd, "rb", buffering=0, closefd=False) as file:
-        file.seek(offset)
-        while into:  # one call reads 2 GiB at most
-            count = file.readinto(into)
-            if not count:
-                raise WeightsError(f"{expected}: the file ends {len(into)} bytes before the end of {name}")
-            into = into[count:]
+def _take(data: NDArray[np.uint8], copy: NDArray[np.uint8] | None, hashed: bool) -> str:
+    """The checksum of one tensor's bytes as they will be served, "" if not wanted."""
+    if copy is None:
+        return xxhash.xxh3_64_hexdigest(data.data) if hashed else ""
+    if hashed:
+        return copy_hashed(copy, data, hash="copy")
+    np.copyto(copy, data)
+    return ""
+
+
+def _tensors(data: NDArray[np.uint8], manifest: Manifest) -> dict[str, torch.Tensor]:
+    """The tensors that lie in `data`. Not copied: they keep it."""
+    whole = torch.from_numpy(data)
+    tensors: dict[str, torch.Tensor] = {}
+    for spec in manifest.tensors:
+        dtype = DTYPES[spec.dtype]
+        if spec.nbytes:
+            tensors[spec.name] = whole[spec.offset : spec.offset + spec.nbytes].view(dtype).view(spec.shape)
+        else:  # it may lie behind the end
+            tensors[spec.name] = torch.empty(spec.shape, dtype=dtype)
+    return tensors

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
+import xxhash
 from torch import nn
 
 from asyncrl.staleness import Weights
@@ -47,9 +48,9 @@ def manifest_of(tensors: list[tuple[str, torch.Tensor]], tied: dict[str, str] | 
 def specs_of(tensors: list[tuple[str, torch.Tensor]]) -> list[TensorSpec]:
     offset, specs = 0, []
     for name, tensor in tensors:
-        content = tensor_bytes(name, tensor)
-        specs.append(describe(name, tensor, content, offset=offset))
-        offset = aligned(offset + content.nbytes)
+        checksum = xxhash.xxh3_64_hexdigest(tensor_bytes(name, tensor))
+        specs.append(describe(name, tensor, offset=offset, checksum=checksum))
+        offset = aligned(offset + tensor.nbytes)
     return specs
 
 

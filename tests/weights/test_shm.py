@@ -62,11 +62,11 @@ def state_dicts(draw: st.DrawFn) -> Tensors:
     return tensors
 
 
-@given(state_dicts())
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_any_state_dict_arrives_bit_for_bit(images: Images, tensors: Tensors) -> None:
-    offer = shm_offer(images.write(Weights(2, 9), tensors, tied={"alias": "source"}))
-    staged = ShmReceiver().stage(json.loads(json.dumps(offer)), deadline_s=10)
+@given(state_dicts(), st.booleans(), st.booleans())
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_state_dict_arrives_bit_for_bit(images: Images, tensors: Tensors, hashed: bool, mapped: bool) -> None:
+    offer = shm_offer(images.write(Weights(2, 9), tensors, tied={"alias": "source"}, hashed=hashed))
+    staged = ShmReceiver(mapped=mapped).stage(json.loads(json.dumps(offer)), deadline_s=10)
     assert staged.weights == Weights(2, 9)
     assert list(staged.tensors) == [name for name, _ in tensors]
     for name, tensor in tensors:
@@ -74,7 +74,9 @@ def test_any_state_dict_arrives_bit_for_bit(images: Images, tensors: Tensors) ->
         assert (copy.dtype, copy.shape) == (tensor.dtype, tensor.shape)
         assert tensor_bytes(name, copy) == tensor_bytes(name, tensor)
     assert staged.tied == {"alias": "source"}
-    assert staged.checksum == combined_checksum(tensors) == combined_checksum(staged.tensors.items())
+    assert staged.mapped == mapped
+    assert combined_checksum(tensors) == combined_checksum(staged.tensors.items())
+    assert staged.checksum == (combined_checksum(tensors) if hashed else "")
 
 
 def test_the_staged_copy_is_private(images: Images) -> None:
@@ -184,15 +186,15 @@ def test_a_truncated_segment_is_an_error_that_names_the_tensor(images: Images) -
 def overwrite_while_reading(images: Images, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """An offer whose segment's turn comes between the copy of its first tensor and that of its second."""
     offer = publish(images, 0, constant(0))
-    read, reads = shm._read, iter(range(3))
+    take, takes = shm._take, iter(range(3))
 
-    def overwritten(*arguments: Any) -> None:
-        if next(reads) == 1:
+    def overwritten(*arguments: Any) -> str:
+        if next(takes) == 1:
             publish(images, 1, constant(1))
             publish(images, 2, constant(2))
-        read(*arguments)
+        return take(*arguments)
 
-    monkeypatch.setattr(shm, "_read", overwritten)
+    monkeypatch.setattr(shm, "_take", overwritten)
     return offer
 
 
@@ -252,7 +254,7 @@ def test_weights_on_another_host_are_an_error_that_says_so(images: Images) -> No
 
 def test_a_deadline_names_how_far_the_copy_came(images: Images) -> None:
     offer = publish(images, 0, constant(0))
-    with pytest.raises(WeightsError, match=r"0 of 3 tensors copied within 0 s, t0 is next"):
+    with pytest.raises(WeightsError, match=r"0 of 3 tensors read within 0 s, t0 is next"):
         ShmReceiver().stage(offer, deadline_s=0)
 
 

@@ -1,0 +1,36 @@
+"""Mapped memory that knows when nobody uses it any more."""
+
+from __future__ import annotations
+
+import mmap
+import weakref
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class Memory:
+    """A mapping as arrays and tensors see it. When the last of them is gone, and this object, `gone` is called once.
+
+    That holds for every tensor made of `bytes()`, however it was sliced, viewed or passed on: nobody has to say that he
+    is done, and nobody can say so too early.
+    """
+
+    def __init__(self, mapped: mmap.mmap, *, gone: Callable[[], object]) -> None:
+        """`mapped` is not closed or resized by anybody, but lives as long as this object."""
+        view = np.frombuffer(mapped, np.uint8)
+        self.__array_interface__ = {
+            "version": 3,
+            "typestr": "|u1",
+            "shape": view.shape,
+            # "not read-only", also of a mapping that is: torch has no read-only tensors and would warn of it. A store
+            # into one ends the process, which is better than to serve something else in silence.
+            "data": (view.ctypes.data, False),
+        }
+        self._mapped = mapped
+        weakref.finalize(self, gone)
+
+    def bytes(self) -> NDArray[np.uint8]:
+        """uint8 [size], not copied."""
+        return np.asarray(self)
