@@ -13,6 +13,7 @@ from typing import Protocol
 
 from asyncrl.buffers.concurrency import all_or_nothing
 from asyncrl.collectors.engines.base import Completion, Engine, EngineError, Request
+from asyncrl.collectors.entrance import Entrance
 from asyncrl.config.derived import derive
 from asyncrl.config.recipe import Recipe, SimulatedEngine
 from asyncrl.staleness import Weights
@@ -53,6 +54,7 @@ class Host:
     failed_since: float = 0.0  # monotonic seconds; of the last failure
     restarts: int = 0  # since a request last finished
     decoding: set[str] = field(default_factory=set)  # ids of requests that need a slot
+    entrance: Entrance = field(default_factory=Entrance)
     _mark: tuple[int, int] = (0, 0)
     _moved_at: float = field(default_factory=time.monotonic)
 
@@ -61,7 +63,10 @@ class Host:
         return not self.failed and self.engine.serving is not None
 
     def startable(self, group_size: int) -> int:
-        """Groups whose members would all get a slot now. An idle engine takes a group larger than its slots."""
+        """Groups whose members would all get a slot now. An idle engine takes a group larger than its slots; none may
+        start where running requests are waited for: it would be among them, or wait itself."""
+        if self.entrance.closed_since is not None:
+            return 0
         free = (self.engine.slots - len(self.decoding)) // group_size
         return max(free, 0 if self.decoding else 1)
 
@@ -99,6 +104,12 @@ class Fleet:
         """The lowest (lineage, version) over the engines that take work, with its checksum."""
         served = [(h.engine.serving, h.engine.checksum) for h in self.usable if h.engine.serving is not None]
         return min(served, default=None)
+
+    @property
+    def device(self) -> str:
+        """Where the engines compute, once they are started: the GPU that all of them share, else "cpu"."""
+        (device, *others) = {host.engine.device for host in self.hosts}
+        return "cpu" if others else device
 
     @property
     def slots(self) -> int:

@@ -12,6 +12,7 @@ that the tasks below share. They run in one event loop and change that state onl
 | engines       | an engine that failed                         | a group, evaluation, updates; control (no token)    |
 | one per group | its members: a completion, then a score; put  | the engine or its restart; the time limit of a score|
 | evaluation    | the right to hold the weights; completions    | updates, after an activation; the engine            |
+| verification  | the hash of what the engines serve            | the engine; time                                    |
 
 The work of a ticket that is no longer wanted (revoked, dead weights) is ended by cancelling its group's task, which
 aborts its requests. Calls to the store end by themselves (`patience.py`). The end of any task is seen by `serve`.
@@ -23,24 +24,24 @@ import asyncio
 import gc
 import logging
 import os
-import socket
 import time
 import uuid
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from asyncrl.buffers.base import Beat, Buffer, BufferError, FailKind, Member, Ticket, UnknownMember
+from msgspec import to_builtins
+
+from asyncrl.buffers.base import Beat, Buffer, BufferError, Member, Ticket, UnknownMember
 from asyncrl.buffers.blocked import IN_MESSAGE, blocked_table
 from asyncrl.buffers.concurrency import all_or_nothing, end_all, stopped
 from asyncrl.buffers.patience import patiently
-from asyncrl.collectors.engines.base import Engine, EngineError, Request
+from asyncrl.collectors.engines.base import EngineError, Request
 from asyncrl.collectors.evaluation.heldout import Evaluation, evaluate
-from asyncrl.collectors.fleet import CollectorError, Fleet, Host, engine_makers
+from asyncrl.collectors.fleet import CollectorError, Fleet, engine_makers
 from asyncrl.collectors.rollout import (
     Prompt,
     PromptError,
@@ -49,6 +50,7 @@ from asyncrl.collectors.rollout import (
     run_of,
     sampling_of,
 )
+from asyncrl.collectors.running import Running, TicketEnded
 from asyncrl.collectors.scoring import (
     ABORTED,
     REFUSED,
@@ -66,6 +68,7 @@ from asyncrl.collectors.waits import waits_of
 from asyncrl.config.recipe import Recipe
 from asyncrl.schema import Trajectory
 from asyncrl.staleness import Weights
+from asyncrl.weights.reach import here
 
 logger = logging.getLogger(__name__)
 
@@ -108,51 +111,6 @@ async def collect(
         await asyncio.gather(fleet.close(), scorer.close())
 
 
-class TicketEnded(Exception):
-    """Why a ticket's work ends without a group. `kind` None: it was revoked, there is nobody to tell."""
-
-    def __init__(self, kind: FailKind | None, reason: str, detail: str = "") -> None:
-        super().__init__(f"{reason}: {detail}" if detail else reason)
-        self.kind: FailKind | None = kind
-        self.reason = reason
-
-
-@dataclass(slots=True, eq=False)
-class Running:
-    """A ticket in work."""
-
-    ticket: Ticket
-    host: Host
-    engine: Engine  # of the host when it began: a restarted one knows nothing of it
-    requests: tuple[Request, ...]
-    touched: set[Weights]  # served while its requests decoded: its spans are among them
-    started: float = field(default_factory=time.monotonic)
-    sampled: dict[str, int] = field(default_factory=dict)  # finished request -> tokens
-    rewards: list[float] = field(default_factory=list)  # of the members that have ended; NaN = unscored
-    ended: TicketEnded | None = None  # why it ends or ended without a group; set once
-    tokens_at_end: int = 0
-    task: asyncio.Task[None] | None = None
-    begun: bool = False
-
-    @property
-    def key(self) -> tuple[int, int]:
-        return (self.ticket.ordinal, self.ticket.attempt)
-
-    @property
-    def tokens(self) -> int:
-        """Sampled so far by all members."""
-        running = (r.id for r in self.requests if r.id not in self.sampled)
-        return sum(self.sampled.values()) + sum(map(self.engine.progress, running))
-
-    def end(self, why: TicketEnded) -> None:
-        """End the work from outside. Its task sees `ended`; one that has not run yet looks before it begins, because
-        cancelled now it would never run at all, and nobody would tell the store."""
-        if self.ended is None:
-            self.ended, self.tokens_at_end = why, self.tokens
-            if self.begun and self.task is not None:
-                self.task.cancel()
-
-
 class Session:
     """One membership of the run, from join to leave."""
 
@@ -166,11 +124,16 @@ class Session:
         self.limit_s = recipe.run.no_progress_s
         self.groups: dict[tuple[int, int], Running] = {}
         self.evaluation: asyncio.Task[None] | None = None
+        self.verification: asyncio.Task[None] | None = None
+        self.verified: dict[str, Any] | None = None  # the last answer to a request to prove what is served
+        self.place = here(fleet.device)
         self.updates = Updates(
             fleet,
             buffer,
-            kv=recipe.weights.update,
-            deadline_s=recipe.weights.deadline_s,
+            config=recipe.weights,
+            me=member.incarnation,
+            place=self.place,
+            drain_limit_s=recipe.collector.group_timeout_s,
             store_limit_s=self.limit_s,
             on_change=self._weights_changed,
         )
@@ -182,12 +145,14 @@ class Session:
         self.wrong: asyncio.Future[None] = asyncio.get_running_loop().create_future()  # a group's task raised
         self._beating = asyncio.Lock()  # answers are acted on in the order they were given
         self._told: tuple[Weights, str] | None = None  # what the store knows to be served
+        self._verifying = ""  # the last request that was taken up
         self._meter = (time.monotonic(), fleet.generated_tokens, 0.0)
 
     # --- the long-lived tasks ---------------------------------------------------------------------------------------
 
     async def serve(self, stop: asyncio.Event) -> None:
         """Join, work until the run ended or `stop` is set, leave. Raises what any task raises."""
+        await self.updates.prove()
         await self._store(lambda: self.buffer.join(self.member, self._info()))
         logger.info("collector %s joined run %s, waits for weights", self.member.name, self.run)
         loops: set[asyncio.Future[Any]] = {
@@ -204,10 +169,11 @@ class Session:
             for group in groups:
                 group.ended = TicketEnded(None, "left")
             work = {group.task for group in groups if group.task is not None}
-            await end_all({*loops, *work, *({self.evaluation} if self.evaluation else ()), self.wrong})
+            asked = {task for task in (self.evaluation, self.verification) if task is not None}
+            await end_all({*loops, *work, *asked, self.wrong})
             for group in groups:
                 self.fleet.release(group.host, (request.id for request in group.requests))
-            self.updates.close()
+            await self.updates.close()
             with suppress(BufferError, TimeoutError):
                 async with asyncio.timeout(LEAVE_S):
                     await self.buffer.leave(self.member)
@@ -283,11 +249,14 @@ class Session:
             evaluation = Evaluation.of(beat.evaluation)
             if any(host.engine.serving == evaluation.weights for host in self.fleet.usable):
                 self.evaluation = self._watched(self._evaluate(evaluation))
+        if beat.verify and beat.verify != self._verifying and (self.verification is None or self.verification.done()):
+            self._verifying = beat.verify
+            self.verification = self._watched(self._verify(beat.verify))
 
     def _info(self) -> dict[str, Any]:
         """Small and JSON: it goes into every beat."""
         since, tokens, per_s = self._meter
-        now, total = time.monotonic(), self.fleet.generated_tokens
+        now, unix, total = time.monotonic(), time.time(), self.fleet.generated_tokens
         if now - since >= METER_S:
             per_s = max(0, total - tokens) / (now - since)  # a restarted engine counts from 0
             self._meter = (now, total, per_s)
@@ -296,11 +265,12 @@ class Session:
             "tokens": total,
             "weights_staged_s": sum(host.engine.staged_s for host in self.fleet.hosts),
             "weights_paused_s": sum(host.engine.paused_s for host in self.fleet.hosts),
-            "weights_error": self.updates.error,
-            "staging": list(self.updates.staging) if self.updates.staging else None,
+            "weights": self.updates.course.told(now, unix),
+            "verified": self.verified,
+            "place": to_builtins(self.place),
             "waits": waits_of(self.recipe, self.fleet, self.updates, scoring=self.scoring.values()),
             "pid": os.getpid(),
-            "host": socket.gethostname(),
+            "host": self.place.host,
             "running_groups": len(self.groups),
             "scored": self.scored,
             "cancelled_s": round(self.cancelled_s, 3),
@@ -309,7 +279,7 @@ class Session:
 
     def _idle_reason(self) -> str:
         if self.fleet.oldest is None:
-            return f"no weights to serve ({self.updates.error or 'none were announced; is a learner running?'})"
+            return f"no weights to serve ({self.updates.course.error or 'none were announced; is a learner running?'})"
         return "no ticket was granted; is a learner running?"
 
     async def _weights_changed(self) -> None:
@@ -387,7 +357,7 @@ class Session:
         may_miss = self.recipe.collector.min_members is not None
         failure = ""
         try:
-            completion = await group.engine.generate(request)
+            completion = await group.generate(request)
         except ValueError as error:  # it cannot be served exactly, and that will not change
             if not may_miss:
                 raise TicketEnded("data", REFUSED, str(error)) from error
@@ -492,6 +462,11 @@ class Session:
                 return
         self.moved_at = time.monotonic()
         await self._store(lambda: self.buffer.report_evaluation(evaluation.id, result))
+
+    async def _verify(self, request_id: str) -> None:
+        """Say what is served, by its hash: a later beat brings a later request."""
+        self.verified = {"id": request_id, "engines": await self.updates.proof()}
+        await self._beat()
 
     # --- helpers ----------------------------------------------------------------------------------------------------
 

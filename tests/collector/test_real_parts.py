@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from msgspec import to_builtins
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3ForCausalLM
 
 from asyncrl.buffers.base import State
@@ -21,6 +22,7 @@ from asyncrl.schema import pack
 from asyncrl.staleness import Weights
 from asyncrl.weights.image import Images
 from asyncrl.weights.manifest import model_tensors
+from asyncrl.weights.reach import here
 from asyncrl.weights.shm import shm_offer
 
 pytestmark = pytest.mark.asyncio
@@ -92,7 +94,7 @@ def versions_of(model_path: Path, publisher: Images):
         kept[weights] = model
         tensors, tied = model_tensors(model)
         image = publisher.write(weights, tensors, tied=tied)
-        return {"lineage": weights.lineage, "version": weights.version, "offers": [shm_offer(image)]}
+        return {"place": to_builtins(here()), "offers": [shm_offer(image)]}
 
     return kept, publish
 

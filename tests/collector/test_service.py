@@ -7,6 +7,7 @@ import math
 from collections import Counter
 
 import pytest
+from msgspec import to_builtins
 
 from asyncrl.buffers.audit import ledger_problems
 from asyncrl.buffers.base import BufferError, Member, State
@@ -18,6 +19,7 @@ from asyncrl.collectors.fleet import CollectorError
 from asyncrl.collectors.updates import Updates
 from asyncrl.schema import version_range
 from asyncrl.staleness import Weights
+from asyncrl.weights.reach import here
 
 pytestmark = pytest.mark.asyncio
 
@@ -204,23 +206,24 @@ async def test_requests_with_tokens_of_dead_weights_are_cancelled_at_once(kit):
 
 
 async def test_weights_that_cannot_be_had_are_reported_and_the_old_ones_go_on_serving(kit):
-    recipe = kit.recipe()
-    buffer = kit.buffer(recipe)
+    recipe = kit.recipe(weights={"deadline_s": 0.3})
+    buffer = kit.buffer(recipe, member_timeout_s=0.4)
     learner = kit.learner(buffer)
     async with kit.collecting(recipe, buffer) as task:
         await learner.start()
-        learner.publish = lambda weights: {"offers": [{"transport": "pigeon"}]}
+        offers = [{"transport": "pigeon", "lineage": 1, "version": 1}]
+        learner.publish = lambda weights: {"place": to_builtins(here()), "offers": offers}
         await learner.step()
 
         def reported():
             member = buffer.model.members["c0-1"]
-            return "pigeon" in member.info.get("weights_error", "") and member.serving == Weights(1, 0)
+            return "offered are pigeon 1/1" in member.info["weights"]["error"] and member.serving == Weights(1, 0)
 
         await kit.until(reported, task)
         learner.publish = lambda weights: {"transport": "none"}
         for _ in range(5):
             await learner.step()
-        assert buffer.model.members["c0-1"].info["weights_error"] == ""
+        assert buffer.model.members["c0-1"].info["weights"]["error"] == ""
 
 
 # --- engines --------------------------------------------------------------------------------------------------------

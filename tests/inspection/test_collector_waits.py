@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 
 import pytest
 
 from asyncrl.buffers.limits import Limits
 from asyncrl.buffers.memory import MemoryBuffer
+from asyncrl.collectors.engines.base import Request, Sampling
 from asyncrl.collectors.engines.simulated import SimulatedEngine
 from asyncrl.collectors.fleet import Fleet
 from asyncrl.collectors.updates import Updates
@@ -15,8 +17,10 @@ from asyncrl.collectors.waits import STILL_S, waits_of
 from asyncrl.config.recipe import Recipe
 from asyncrl.staleness import Weights
 from asyncrl.weights.base import StagedWeights
+from asyncrl.weights.reach import Choice, here
 
 RECIPE = Recipe()
+REQUEST = Request(id="r", group="r", session="r", token_ids=(1,), sampling=Sampling(), seed=0)
 
 
 class Collector:
@@ -31,7 +35,16 @@ class Collector:
 
         self.fleet = Fleet([engine])
         buffer = MemoryBuffer("r", Limits(max_age=1, groups_per_step=2, max_steps=9))
-        self.updates = Updates(self.fleet, buffer, kv="keep", deadline_s=120.0, store_limit_s=9.0, on_change=nothing)
+        self.updates = Updates(
+            self.fleet,
+            buffer,
+            config=RECIPE.weights,
+            me="c0-1",
+            place=here(),
+            drain_limit_s=300.0,
+            store_limit_s=9.0,
+            on_change=nothing,
+        )
         self.scoring: list[float] = []
 
     async def serve(self) -> None:
@@ -64,20 +77,56 @@ async def test_one_without_weights_waits_for_a_learner(collector):
 
 
 @pytest.mark.asyncio
-async def test_weights_on_their_way_refused_or_held_up_by_an_evaluation_are_named(collector):
+async def test_weights_on_their_way_are_named_with_their_phase(collector):
     await collector.serve()
-    updates = collector.updates
-    updates.staging, updates.staging_since = Weights(1, 4), time.monotonic() - 20
-    assert collector.waits() == [("the weights of lineage 1 version 4 to arrive", 20, "their transport, within 120 s")]
-    updates.holding_since = time.monotonic() - 7
+    course, now = collector.updates.course, time.monotonic()
+    course.first = Choice("collective", "another host")
+    course.announced(Weights(1, 4), now - 20)
     assert collector.waits() == [
-        ("the end of an evaluation, to serve lineage 1 version 4", 7, "this collector's engines, which answer it")
+        ("the weights of lineage 1 version 4 to be offered over collective", 20, "the learner's sender, within 120 s")
     ]
-    updates.staging = updates.holding_since = None
-    updates.error, updates.failed_since = "checksum differs", time.monotonic() - 3
+    course.fetching(Weights(1, 4), now - 19)
+    assert collector.waits() == [
+        ("the weights of lineage 1 version 4 to arrive over collective", 19, "their transport, within 120 s")
+    ]
+    course.enter("activate", now - 18)
+    assert collector.waits() == [
+        (
+            "the weights of lineage 1 version 4 to be activated",
+            18,
+            "the engine, between two decode steps, within 120 s",
+        )
+    ]
+    course.enter("verify", now - 17)
+    assert collector.waits() == [
+        (
+            "the weights of lineage 1 version 4 to be verified",
+            17,
+            "the engine, which hashes what it serves, within 120 s",
+        )
+    ]
+    course.failed("checksum differs", now - 3)
     assert collector.waits() == [
         ("weights that it can take: checksum differs", 3, "the learner, which publishes the next")
     ]
+
+
+@pytest.mark.asyncio
+async def test_weights_that_wait_for_an_evaluation_or_for_running_requests_say_so(collector):
+    await collector.serve()
+    collector.updates.holding_since = time.monotonic() - 7
+    assert collector.waits() == [("the end of an evaluation, to serve new weights", 7, "this collector's engines")]
+    collector.updates.holding_since = None
+    (host,) = collector.fleet.hosts
+    running = asyncio.ensure_future(host.entrance.generate(host.engine, REQUEST))
+    await asyncio.sleep(0)
+    host.entrance.close()
+    assert collector.waits() == [
+        ("the end of 1 requests of engine c0/0, to serve new weights", 0, "the engine, within 120 s")
+    ]
+    host.entrance.open()
+    running.cancel()
+    await asyncio.wait({running})
 
 
 @pytest.mark.asyncio
