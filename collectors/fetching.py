@@ -12,7 +12,6 @@ import logging
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any, TypeVar
 
 from asyncrl.weights.base import Receiver, StagedWeights, WeightsLate
@@ -57,7 +56,7 @@ class Fetcher:
             ) from None
         finally:
             if not fetching.done():
-                fetching.add_done_callback(_let_go)
+                fetching.add_done_callback(_heard)
 
     async def close(self) -> None:
         """Let go of what the transports hold on this side."""
@@ -67,22 +66,6 @@ class Fetcher:
             done, _ = await asyncio.wait(closing, timeout=CLOSE_S)
             for error in filter(None, (outcome.exception() for outcome in done)):
                 logger.warning("a receiver of weights did not close cleanly: %s", error)
-
-
-def shares(staged: StagedWeights, count: int) -> list[StagedWeights]:
-    """`staged` for each of `count` engines, which release it each on its own: the last one does it."""
-    if not staged.mapped:
-        return [staged] * count
-    left, lock = [count], threading.Lock()
-
-    def release() -> None:
-        with lock:
-            left[0] -= 1
-            last = left[0] == 0
-        if last:
-            staged.release()
-
-    return [replace(staged, release=release) for _ in range(count)]
 
 
 def in_thread(call: Callable[[], T]) -> asyncio.Future[T]:
@@ -112,7 +95,8 @@ def in_thread(call: Callable[[], T]) -> asyncio.Future[T]:
     return outcome
 
 
-def _let_go(late: asyncio.Future[StagedWeights]) -> None:
-    """What comes back after nobody waits for it any more."""
-    if not late.cancelled() and late.exception() is None:
-        late.result().release()
+def _heard(late: asyncio.Future[StagedWeights]) -> None:
+    """What comes back after nobody waits for it any more is dropped; an error is looked at, so that it is not taken for
+    one that nobody handled."""
+    if not late.cancelled():
+        late.exception()

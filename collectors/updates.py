@@ -28,7 +28,7 @@ from asyncrl.buffers.concurrency import all_or_nothing
 from asyncrl.buffers.patience import patiently
 from asyncrl.collectors.course import Course, offer_of, shown_offers
 from asyncrl.collectors.engines.base import EngineError, KvMode
-from asyncrl.collectors.fetching import Fetcher, shares
+from asyncrl.collectors.fetching import Fetcher
 from asyncrl.collectors.fleet import Fleet, Host
 from asyncrl.config.recipe import WeightsConfig
 from asyncrl.staleness import Lineages, Weights
@@ -186,8 +186,7 @@ class Updates:
             self.course.check(time.monotonic(), shown_offers(document))
             return
         engines = {host: host.engine for host in self._behind(staged.weights)}
-        own = shares(staged, len(engines))
-        await all_or_nothing(self._stage(host, share) for host, share in zip(engines, own, strict=True))
+        await all_or_nothing(self._stage(host, staged) for host in engines)
         seconds = time.monotonic() - began
         self.course.enter(None, time.monotonic())
         self.holding_since = time.monotonic()
@@ -230,7 +229,6 @@ class Updates:
             wrong = f"{tuple(offered)} came with checksum {staged.checksum}, published was {published}"
         else:
             return staged
-        staged.release()
         raise WeightsError(f"{choice.transport}: {wrong}")
 
     async def _stage(self, host: Host, staged: StagedWeights) -> None:

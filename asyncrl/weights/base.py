@@ -25,8 +25,8 @@ in four phases, each with a deadline of `weights.deadline_s`; who is late is nam
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from asyncrl.staleness import Weights
@@ -58,8 +58,8 @@ class WeightsLate(WeightsError):
 class StagedWeights:
     """Verified weights. `tensors` excludes tied aliases: they follow their source. Order as in the manifest.
 
-    `mapped`: the tensors lie in memory that the publisher wrote and others may read too: they must not be written to,
-    and are good until `release`. Otherwise they are the receiver's own and `release` does nothing.
+    `mapped`: the tensors lie in memory that the publisher wrote and others may read too: they must not be written to.
+    Either way that memory is theirs until the last of them is gone.
     """
 
     weights: Weights
@@ -67,7 +67,6 @@ class StagedWeights:
     tied: Mapping[str, str]  # alias -> the tensor it is tied to
     checksum: str  # of the whole version: xxh3_64 hex over the tensors' checksums in order; "" = published unhashed
     mapped: bool = False
-    release: Callable[[], None] = field(default=lambda: None)  # call once, when no tensor is used any more
 
 
 @dataclass(frozen=True, slots=True)
