@@ -55,6 +55,20 @@ def grown(before: Mapping[str, float], now: Mapping[str, float]) -> dict[str, fl
     return {key: value - before.get(key, 0) for key, value in now.items() if value > before.get(key, 0)}
 
 
+def weights_costs(before: Stats, now: Stats) -> dict[str, float]:
+    """What all collectors together spent on weights between two snapshots, seconds: fetching and checking them, and
+    pausing for the exchange."""
+    return {
+        f"weights/{what}": sum(grown(_told(before, f"weights_{what}"), _told(now, f"weights_{what}")).values())
+        for what in ("staged_s", "paused_s")
+    }
+
+
+def _told(stats: Stats, what: str) -> dict[str, float]:
+    """A sum that each process tells of itself, in its beats."""
+    return {member.incarnation: member.progress.get(what, 0.0) for member in stats.members}
+
+
 def use_metrics(lease: Lease) -> dict[str, Any]:
     """How often the groups of a batch were trained before it, the share of those that never were, and in which attempt
     the groups came, mean."""

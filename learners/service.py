@@ -19,9 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-import msgspec
 import pyarrow as pa
-import torch
 
 from asyncrl.buffers.archive import Archive
 from asyncrl.buffers.base import Buffer, BufferError, Fenced, Lease, Stats
@@ -34,7 +32,7 @@ from asyncrl.learners.arithmetic import machine, settings
 from asyncrl.learners.batch import check_lineages, check_once
 from asyncrl.learners.checkpoint import Checkpoint
 from asyncrl.learners.commands import Begin, Gather, Train
-from asyncrl.learners.costs import empty_fills, step_costs, use_metrics
+from asyncrl.learners.costs import empty_fills, step_costs, use_metrics, weights_costs
 from asyncrl.learners.damage import sound_groups
 from asyncrl.learners.diagnostics import step_metrics
 from asyncrl.learners.evaluation import Evaluations, stored_evaluations
@@ -44,6 +42,7 @@ from asyncrl.learners.limits import limits_of
 from asyncrl.learners.lora import in_dtype, served_weights
 from asyncrl.learners.model import load_tokenizer, longest_sequence
 from asyncrl.learners.optimize import Updates
+from asyncrl.learners.outlet import Outlet
 from asyncrl.learners.parallel import ALONE, Ranks
 from asyncrl.learners.phase import Phase, PhaseFile
 from asyncrl.learners.recovery import Recovered, lineages_in, newest_known, recover
@@ -53,9 +52,7 @@ from asyncrl.schema import span_weights
 from asyncrl.staleness import Lineages, Weights
 from asyncrl.telemetry.documents import write_document
 from asyncrl.telemetry.metrics import MetricsWriter, read_metrics
-from asyncrl.weights.image import Images
-from asyncrl.weights.reach import here
-from asyncrl.weights.shm import shm_offer
+from asyncrl.weights.reach import device_of, here
 
 log = logging.getLogger(__name__)
 
@@ -103,13 +100,14 @@ async def learn(
     )
     borne = cast(Buffer, lasting)
     evaluations = Evaluations(borne, run_dir / "eval", metrics, prompts=recipe.eval.prompts)
-    images = Images(recipe.run.name)
+    outlet = Outlet(recipe, borne, stop=stop)
     phase = PhaseFile(run_dir)
     phase.enter(Phase.STARTING)
     try:
-        learner = await _begin(recipe, borne, run_dir, model_path, resume, metrics, images, ranks, phase)
+        learner = await _begin(recipe, borne, run_dir, model_path, resume, metrics, outlet, ranks, phase)
         gc.freeze()  # what is loaded by now stays: a full collection looks through it for tenths of a second
         lasting.trains(lambda: (learner.lineages.forks, learner.weights))
+        outlet.start(here(device_of(learner.trainer.model.device)))
         try:
             await _train(learner, evaluations, stop)
         except Fenced:
@@ -119,7 +117,7 @@ async def learn(
             raise
     finally:
         await evaluations.cancel()
-        images.close()
+        await outlet.close()
         metrics.close()
         phase.enter(Phase.ENDED)
 
@@ -164,7 +162,7 @@ async def _begin(
     model_path: Path,
     resume: Path | None,
     metrics: MetricsWriter,
-    images: Images,
+    outlet: Outlet,
     ranks: Ranks,
     phase: PhaseFile,
 ) -> _Learner:
@@ -206,7 +204,7 @@ async def _begin(
         buffer=buffer,
         run_dir=run_dir,
         metrics=metrics,
-        images=images,
+        outlet=outlet,
         ranks=ranks,
         phase=phase,
         trainer=trainer,
@@ -271,7 +269,7 @@ class _Learner:
     buffer: Buffer
     run_dir: Path
     metrics: MetricsWriter
-    images: Images
+    outlet: Outlet
     ranks: Ranks
     phase: PhaseFile
     trainer: Trainer
@@ -312,6 +310,7 @@ class _Learner:
         self.enter(Phase.LEASING)
         while not stop.is_set():
             self.ranks.check()
+            self.outlet.check()
             try:
                 answer = await self.buffer.lease(self.lineage, self.version, wait_s=ROUND_S)
             except StoreAway:
@@ -407,20 +406,14 @@ class _Learner:
         started = time.monotonic()
         await asyncio.to_thread(self._gather)
         served = served_weights(self.trainer.whole)
-        image = await asyncio.to_thread(
-            lambda: self.images.write(self.weights, in_dtype(served, self.recipe.model.dtype), tied=served.tied)
+        image = await self.outlet.publish(
+            self.weights,
+            in_dtype(served, self.recipe.model.dtype),
+            tied=served.tied,
+            fork=Weights(*self.lineages.forks[self.lineage]),
         )
-        parent, forked = self.lineages.forks[self.lineage]
-        document = {
-            "lineage": self.lineage,
-            "version": self.version,
-            "fork": {"parent": parent, "version": forked},
-            "place": msgspec.to_builtins(here()),
-            "offers": [shm_offer(image)],
-        }
-        await self.buffer.announce(self.weights, document)
         self.published = self.version
-        self.published_bytes = served.elements * getattr(torch, self.recipe.model.dtype).itemsize
+        self.published_bytes = image.manifest.nbytes
         return time.monotonic() - started
 
     async def checkpoint(self) -> None:
@@ -480,6 +473,9 @@ class _Learner:
                 **step_costs(self.accounted, stats),
                 "weights/publish_s": record["publish_s"],
                 "weights/bytes": self.published_bytes,
+                "weights/sent": self.outlet.measured(),
+                "weights/late": {one.member: one.phase for one in self.outlet.take_late()},
+                **weights_costs(self.accounted, stats),
                 "collectors": {m.name: m.serving.version if m.serving else None for m in stats.members if m.alive},
                 "waiting": self.waited_for,
             }

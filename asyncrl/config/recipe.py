@@ -210,7 +210,7 @@ class WeightsConfig(Section, frozen=True, kw_only=True):
     interface: str | None = None  # of the learner's host, for collective; null: the one that reaches the store
     port: Annotated[int, Meta(ge=0, le=65535)] = 0  # where collectors meet for collective; 0: any that is free
     fallback: Fallback | None = None  # null: who is late goes on with older weights and tries again
-    verify_every: Positive = 1  # every n-th version is hashed and compared, and the first of each learner
+    verify_every: Positive = 1  # every n-th publication of a learner is hashed and compared, and its first
     anchor_every: Positive = 10  # of delta: every n-th version is written whole
 
 

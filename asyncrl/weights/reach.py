@@ -13,12 +13,15 @@ import os
 import socket
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
 from asyncrl.weights.base import Transport
 from asyncrl.weights.segments import segment_folder
+
+if TYPE_CHECKING:
+    import torch
 
 
 class Place(msgspec.Struct, frozen=True):
@@ -44,6 +47,15 @@ def here(device: str = "cpu") -> Place:
     identity = boot.read_text().strip() if boot.is_file() else socket.gethostname()
     found = os.stat(folder)
     return Place(socket.gethostname(), f"{identity}/{folder}/{found.st_dev}/{found.st_ino}", device)
+
+
+def device_of(device: torch.device) -> str:
+    """How `Place` names a device of torch."""
+    if device.type != "cuda":
+        return "cpu"
+    import torch
+
+    return str(torch.cuda.get_device_properties(device).uuid)
 
 
 def choose(learner: Place, collector: Place, wanted: Literal["auto"] | Transport) -> Choice:

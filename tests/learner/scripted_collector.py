@@ -108,9 +108,9 @@ class ScriptedCollector:
         found = await self.buffer.announcement()
         assert found is not None
         weights, document = found
-        own = {key: value for key, value in document.items() if key != "fork"}
+        offer = document["offers"][0]
         try:
-            staged = await asyncio.to_thread(receiver(own).stage, own, deadline_s=10.0)
+            staged = await asyncio.to_thread(receiver(offer).stage, offer, deadline_s=10.0)
         except WeightsGone:  # newer ones took their place meanwhile, or their learner has ended: a later beat tells
             return
         self.model.load_state_dict(dict(staged.tensors), strict=False)

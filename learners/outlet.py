@@ -1,0 +1,198 @@
+"""The learner's outlet: writes each version as an image, announces it, and sees to it that collectors elsewhere get it.
+
+Training waits for the image and its announcement only. Beside it a task looks at the collectors, has a sender for each
+transport that one of them has chosen, and announces the newest version again whenever the offers have changed:
+
+| waits          | for                                    | who ends it                                           |
+|----------------|----------------------------------------|-------------------------------------------------------|
+| the task       | LOOK_S                                 | a publication, a sender with a new offer              |
+| a publication  | the look that is under way             | the store's answer, within the limit of its outage    |
+| `close`        | senders                                | they themselves: seconds                              |
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from asyncrl.buffers.base import Buffer
+from asyncrl.buffers.concurrency import end_all
+from asyncrl.buffers.store import StoreAway
+from asyncrl.learners.recipients import Lateness, by_transport, document, recipients
+from asyncrl.weights.base import Late, Recipient, Sender, Transport, WeightsError
+from asyncrl.weights.build import sender
+from asyncrl.weights.image import Image, Images
+from asyncrl.weights.shm import shm_offer
+
+if TYPE_CHECKING:
+    import torch
+
+    from asyncrl.config.recipe import Recipe
+    from asyncrl.staleness import Weights
+    from asyncrl.weights.reach import Place
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 2.0
+"""Between two looks at the collectors: a collector's beats come about as often."""
+
+
+class Outlet:
+    """One learner's. `publish` and `check` are called by the training loop, in the loop that `start` was called in."""
+
+    def __init__(self, recipe: Recipe, buffer: Buffer, *, stop: asyncio.Event) -> None:
+        """`stop`: when set, a store that is away is no error any more."""
+        self._config = recipe.weights
+        self._run = recipe.run.name
+        self._buffer = buffer
+        self._stop = stop
+        self._images = Images(recipe.run.name)
+        self._kept = recipe.buffer.max_trajectory_age + 2  # versions that collectors may still serve
+        self._senders: dict[Transport, Sender] = {}
+        self._refused: dict[Transport, str] = {}
+        self._found: list[Recipient] = []
+        self._lateness = Lateness(recipe.weights.deadline_s)
+        self._late: list[Late] = []
+        self._image: Image | None = None
+        self._fork: Weights | None = None
+        self._checksums: dict[str, str] = {}
+        self._published = 0
+        self._announced: dict[str, Any] = {}
+        self._turn = asyncio.Lock()  # an image is handed to senders, or the next one is written
+        self._news = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self, place: Place) -> None:
+        """Begin to look after the collectors. `place`: where this process is."""
+        self._place = place
+        self._loop = asyncio.get_running_loop()
+        self._task = asyncio.create_task(self._run_looks())
+
+    def check(self) -> None:
+        """Raises what has ended the task, if something has: Fenced, BufferError, WeightsError."""
+        if self._task is not None and self._task.done() and not self._task.cancelled():
+            self._task.result()
+
+    async def publish(
+        self, weights: Weights, source: Iterable[tuple[str, torch.Tensor]], *, tied: Mapping[str, str], fork: Weights
+    ) -> Image:
+        """Make `weights` available to the collectors of this host, and soon to all others. `source` is consumed in a
+        thread. Raises WeightsError, or what ended the task."""
+        self.check()
+        hashed = self._published % self._config.verify_every == 0
+        async with self._turn:
+            image = await asyncio.to_thread(lambda: self._images.write(weights, source, tied=tied, hashed=hashed))
+            self._image, self._fork = image, fork
+            self._published += 1
+            self._remember(image)
+            await self._serve(image)
+            await self._announce(image, fork)
+        self._news.set()
+        return image
+
+    def take_late(self) -> list[Late]:
+        """Who was found late since the last call."""
+        late, self._late = self._late, []
+        return late
+
+    def measured(self) -> dict[str, Mapping[str, float]]:
+        """What each transport has cost so far."""
+        return {transport: sender.measured() for transport, sender in self._senders.items()}
+
+    async def close(self) -> None:
+        """End the task, the senders and the images."""
+        if self._task is not None:
+            await end_all([self._task])
+        for one in self._senders.values():
+            await asyncio.to_thread(one.close)
+        self._images.close()
+
+    # --- beside training --------------------------------------------------------------------------------------------
+
+    async def _run_looks(self) -> None:
+        try:
+            while True:
+                await self._look()
+                try:
+                    async with asyncio.timeout(LOOK_S):
+                        await self._news.wait()
+                except TimeoutError:
+                    continue
+                self._news.clear()
+        except StoreAway:
+            if not self._stop.is_set():  # else nobody waits for it any longer
+                raise
+
+    async def _look(self) -> None:
+        """Once: who is there, who is late, what each sender has to do, what is to be announced."""
+        self._found = recipients((await self._buffer.stats()).members)
+        async with self._turn:
+            image, fork = self._image, self._fork
+            if image is None or fork is None:
+                return
+            self._note(self._lateness.look(self._found, image.weights))
+            for one in self._senders.values():
+                late = list(one.late())
+                self._lateness.mark(late, self._found)
+                self._note(late)
+            await self._serve(image)
+            await self._announce(image, fork)
+
+    async def _serve(self, image: Image) -> None:
+        """Tell each sender for whom `image` is; first make those that are needed now."""
+        ways = by_transport(self._found, self._config, learner=self._place, late=self._lateness.late)
+        for transport in ways:
+            if transport not in self._senders:
+                await self._make(transport)
+        for transport, one in self._senders.items():
+            one.serve(image, ways.get(transport, []))
+
+    async def _make(self, transport: Transport) -> None:
+        """A sender, with what it must load: in a thread. Raises WeightsError where the recipe names its transport."""
+        try:
+            made = await asyncio.to_thread(sender, transport, self._config, run=self._run, changed=self._wake)
+        except WeightsError as error:
+            if transport == self._config.transport:
+                raise
+            if self._refused.get(transport) != str(error):  # said once, tried at every look
+                self._refused[transport] = str(error)
+                log.error("no weights over %s: %s", transport, error)
+        else:
+            self._senders[transport] = made
+
+    async def _announce(self, image: Image, fork: Weights) -> None:
+        """Say what there is, if it is not what was said last."""
+        said = document(
+            image.weights,
+            fork=fork,
+            place=self._place,
+            checksums=self._checksums,
+            offers=[shm_offer(image), *(one.offer() for one in self._senders.values())],
+        )
+        if said != self._announced:
+            await self._buffer.announce(image.weights, said)
+            self._announced = said
+
+    def _remember(self, image: Image) -> None:
+        """The checksums of the last versions, of those that have one."""
+        if image.manifest.checksum:
+            self._checksums[f"{image.weights.lineage}/{image.weights.version}"] = image.manifest.checksum
+        for name in list(self._checksums)[: -self._kept]:
+            del self._checksums[name]
+
+    def _note(self, late: Iterable[Late]) -> None:
+        for one in late:
+            log.warning(
+                "%s is late with weights %s: in phase %s for more than weights.deadline_s %g",
+                one.member,
+                tuple(one.weights),
+                one.phase,
+                self._config.deadline_s,
+            )
+            self._late.append(one)
+
+    def _wake(self) -> None:
+        """From any thread: a sender has a new offer."""
+        self._loop.call_soon_threadsafe(self._news.set)
