@@ -132,6 +132,19 @@ def tensor_bytes(name: str, tensor: torch.Tensor) -> memoryview:
     return flat.view(torch.uint8).numpy().data
 
 
+def tensors_in(data: NDArray[np.uint8], manifest: Manifest) -> dict[str, torch.Tensor]:
+    """The tensors that lie in `data`. Not copied: they keep it."""
+    whole = torch.from_numpy(data)
+    tensors: dict[str, torch.Tensor] = {}
+    for spec in manifest.tensors:
+        dtype = DTYPES[spec.dtype]
+        if spec.nbytes:
+            tensors[spec.name] = whole[spec.offset : spec.offset + spec.nbytes].view(dtype).view(spec.shape)
+        else:  # it may lie behind the end
+            tensors[spec.name] = torch.empty(spec.shape, dtype=dtype)
+    return tensors
+
+
 def copy_hashed(into: NDArray[np.uint8], source: NDArray[np.uint8], *, hash: Literal["source", "copy"]) -> str:
     """Copy uint8 [n] and return the xxh3_64 (hex) of what was read or of what was written: a writer vouches for its
     source, a reader for its copy.

@@ -19,14 +19,13 @@ from typing import Any
 
 import msgspec
 import numpy as np
-import torch
 import xxhash
 from numpy.typing import NDArray
 
 from asyncrl.staleness import Weights
 from asyncrl.weights.base import StagedWeights, WeightsError, WeightsGone, WeightsLate
 from asyncrl.weights.image import DATA_START, HEADER, Image
-from asyncrl.weights.manifest import DTYPES, FORMAT, Manifest, TensorSpec, check, compare, copy_hashed
+from asyncrl.weights.manifest import FORMAT, Manifest, TensorSpec, check, compare, copy_hashed, tensors_in
 from asyncrl.weights.memory import Memory
 from asyncrl.weights.segments import MAGIC, read_lock
 
@@ -101,7 +100,7 @@ class ShmReceiver:
             if verify:
                 compare(manifest, found, where=str(expected))
             memory = copy or Memory(segment, gone=held.pop_all().close)  # what keeps the lock, from here on
-        tensors = _tensors(memory.bytes()[0 if copy else DATA_START :], manifest)
+        tensors = tensors_in(memory.bytes()[0 if copy else DATA_START :], manifest)
         return StagedWeights(expected.weights, tensors, manifest.tied, manifest.checksum, mapped=self._mapped)
 
     def close(self) -> None:
@@ -207,16 +206,3 @@ def _take(data: NDArray[np.uint8], copy: NDArray[np.uint8] | None, hashed: bool)
         return copy_hashed(copy, data, hash="copy")
     np.copyto(copy, data)
     return ""
-
-
-def _tensors(data: NDArray[np.uint8], manifest: Manifest) -> dict[str, torch.Tensor]:
-    """The tensors that lie in `data`. Not copied: they keep it."""
-    whole = torch.from_numpy(data)
-    tensors: dict[str, torch.Tensor] = {}
-    for spec in manifest.tensors:
-        dtype = DTYPES[spec.dtype]
-        if spec.nbytes:
-            tensors[spec.name] = whole[spec.offset : spec.offset + spec.nbytes].view(dtype).view(spec.shape)
-        else:  # it may lie behind the end
-            tensors[spec.name] = torch.empty(spec.shape, dtype=dtype)
-    return tensors
