@@ -12,8 +12,7 @@ import os
 import socket
 import time
 from collections.abc import Mapping
-from contextlib import ExitStack, suppress
-from functools import partial
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,7 @@ from asyncrl.staleness import Weights
 from asyncrl.weights.base import StagedWeights, WeightsError, WeightsGone, WeightsLate
 from asyncrl.weights.image import DATA_START, HEADER, Image
 from asyncrl.weights.manifest import FORMAT, Manifest, TensorSpec, check, compare, copy_hashed, tensors_in
-from asyncrl.weights.memory import Memory
+from asyncrl.weights.memory import Memory, Spare
 from asyncrl.weights.segments import MAGIC, read_lock
 
 
@@ -76,7 +75,7 @@ class ShmReceiver:
         Else it is a copy, whose memory is used for another one when the last of its tensors is gone."""
         self._mapped = mapped
         self._segments: dict[str, mmap.mmap] = {}
-        self._spare: mmap.mmap | None = None
+        self._spare = Spare()
 
     def stage(self, offer: Mapping[str, Any], *, deadline_s: float, verify: bool = True) -> StagedWeights:
         """Map or copy one version, and verify it. Waits for nobody; `deadline_s` bounds the copying and hashing.
@@ -93,7 +92,7 @@ class ShmReceiver:
             check_header(fd, expected)
             segment = self._segment(fd, expected)
             data = np.frombuffer(segment, np.uint8)[DATA_START:]
-            copy = None if self._mapped else self._private(manifest.size)
+            copy = None if self._mapped else self._spare.take(manifest.size)
             found = _take_all(expected, data, None if copy is None else copy.bytes(), deadline, deadline_s, verify)
             # After the bytes and before the checksums: a mixture of two versions is `gone`, not `corrupt`.
             check_header(fd, expected)
@@ -106,7 +105,7 @@ class ShmReceiver:
     def close(self) -> None:
         """What has been staged stays good."""
         self._segments.clear()
-        self._spare = None
+        self._spare.drop()
 
     def _segment(self, fd: int, expected: ShmOffer) -> mmap.mmap:
         """The segment in memory, read-only. Raises WeightsError if the file is shorter than what it should hold: a
@@ -121,16 +120,6 @@ class ShmReceiver:
         if mapped is None or len(mapped) != size:
             mapped = self._segments[expected.path] = mmap.mmap(fd, size, prot=mmap.PROT_READ)
         return mapped
-
-    def _private(self, size: int) -> Memory:
-        """Memory for one copy; the one kept from before, if its size is right."""
-        memory, self._spare = self._spare, None
-        if memory is None or len(memory) != max(size, 1):
-            memory = mmap.mmap(-1, max(size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-            if hasattr(mmap, "MADV_HUGEPAGE"):
-                with suppress(OSError):  # a kernel without them
-                    memory.madvise(mmap.MADV_HUGEPAGE)  # the first copy then takes a third of the time
-        return Memory(memory, gone=partial(setattr, self, "_spare", memory))
 
 
 def parse(offer: Mapping[str, Any]) -> ShmOffer:
