@@ -37,7 +37,8 @@ from asyncrl.buffers.store import Store, limits_doc, payload_key, run_prefix
 from asyncrl.buffers.words import waiting_words
 from asyncrl.staleness import Weights
 
-FETCH_GROUPS = 16  # groups a read: replies of several MB at once are slower than a few in turn
+READ_BYTES = 1 << 20  # of a read, at most: small groups share one, and one reply of several MB is slower than a few
+ARCHIVED_ROWS = 500  # that leave at once: the server does nothing else for about ten milliseconds
 SILENCE_S = 5.0  # beyond its own limit, after which a pop that did not return is given up and simply made again
 BROKEN_S = 0.05  # before looking again after a wait whose connection broke: the question itself has patience
 REWIND_WAIT_S = 1.0  # a rewind in progress answers "retry"; its end wakes the member earlier
@@ -207,8 +208,9 @@ class RedisBuffer:
 
     async def payloads(self, lease: Lease) -> list[bytes]:
         found: list[bytes | None] = []
-        for at in range(0, len(lease.headers), FETCH_GROUPS):
-            fields = [f"{h.ordinal}:{h.attempt}" for h in lease.headers[at : at + FETCH_GROUPS]]
+        together = max(1, READ_BYTES // self.limits.group_bytes)
+        for at in range(0, len(lease.headers), together):
+            fields = [f"{h.ordinal}:{h.attempt}" for h in lease.headers[at : at + together]]
             found += await self._payloads(fields, f"groups of step {lease.step}")
         return checked_payloads(lease, found)
 
@@ -231,7 +233,8 @@ class RedisBuffer:
         return [row_of(row) for row in reply["rows"] or []]
 
     async def archived(self, lineage: int, ordinals: Sequence[int]) -> None:
-        await self._call("archived", lineage=lineage, ordinals=list(ordinals))
+        for at in range(0, len(ordinals), ARCHIVED_ROWS):  # each piece may be repeated, so they need not be one act
+            await self._call("archived", lineage=lineage, ordinals=list(ordinals[at : at + ARCHIVED_ROWS]))
 
     async def new_lineage(self, *, parent: Weights | None, limits: Limits) -> int:
         reply = await self._call("new_lineage", parent=parent, limits=limits_doc(limits))

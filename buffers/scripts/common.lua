@@ -43,7 +43,7 @@ local RETURNS = P .. 'returns' --   hash: reason -> times that a ticket went bac
 local GONE = P .. 'gone' --         hash: state/reason -> rows that moved to the archive's ledger
 local ASIDE = P .. 'aside' --       list: payload fields that were damaged or foreign, newest first
 local COMMITS = P .. 'commits' --   hash: step -> lineage that committed it
-local TIMES = P .. 'times' --       list: seconds of recent groups
+local TIMES = P .. 'times' --       zset: place in a ring -> seconds that a recent group took
 local SWEEP_DUES = P .. 'sweep_dues'
 local RESULTS = P .. 'results' --   hash: evaluation id -> result
 local MAIL = P .. 'mail:' --        list a waiter: one entry = look again
@@ -65,7 +65,12 @@ do
   local flat = call('HGETALL', RUN)
   for i = 1, #flat, 2 do R[flat[i]] = flat[i + 1] end
 end
-local function put_run(field, value) R[field] = tostring(value); call('HSET', RUN, field, R[field]) end
+local function put_run(field, value)
+  value = tostring(value)
+  if R[field] == value then return end
+  R[field] = value
+  call('HSET', RUN, field, value)
+end
 local function drop_run(field) R[field] = nil; call('HDEL', RUN, field) end
 local function num(field) return tonumber(R[field] or '0') end
 local limits = R.limits and cjson.decode(R.limits) or nil

@@ -74,10 +74,11 @@ local function choose()
   return nil, late
 end
 
-local function lease_reply(lease)
+-- `rows`: the batch's tickets, where they are at hand.
+local function lease_reply(lease, rows)
   local headers, uses = {}, {}
   for i, ordinal in ipairs(lease.ordinals) do
-    local t = ticket(ordinal)
+    local t = rows and rows[i] or ticket(ordinal)
     headers[i], uses[i] = t.header, #t.uses
   end
   return cjson.encode({ lineage = lease.lineage, step = lease.step, attempt = lease.attempt,
@@ -116,8 +117,10 @@ function ops.lease(a)
   drop_run('learner_waits')
   drop_run('waiting_for')
   local lease = { lineage = a.lineage, step = a.step, attempt = num('lease_attempt'), ordinals = {} }
+  local rows = {}
   for i, c in ipairs(batch) do
     local t = ticket(c.ordinal)
+    rows[i] = t
     owe(first_due(t), -1)
     set_state(t, 'leased')
     t.times.leased = stamp
@@ -127,7 +130,7 @@ function ops.lease(a)
   end
   put_run('lease', cjson.encode(lease))
   grant()
-  return lease_reply(lease)
+  return lease_reply(lease, rows)
 end
 
 local function give_lease_back(lease)

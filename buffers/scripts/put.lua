@@ -17,13 +17,12 @@ local function first_time(t, a) t.last_owner, t.last_attempt = a.incarnation, a.
 local function answer(word) return cjson.encode({ answer = word }) end
 
 local function remember_time(seconds)
-  call('LPUSH', TIMES, tostring(seconds))
-  call('LTRIM', TIMES, 0, GROUP_TIMES - 1)
-  local times = {}
-  for i, s in ipairs(call('LRANGE', TIMES, 0, -1)) do times[i] = tonumber(s) end
-  table.sort(times)
-  local half = math.floor(#times / 2)
-  put_run('median', #times % 2 == 1 and times[half + 1] or (times[half] + times[half + 1]) / 2)
+  local before = num('timed')
+  call('ZADD', TIMES, exact(seconds), before % GROUP_TIMES)
+  put_run('timed', before + 1)
+  local last = math.min(before, GROUP_TIMES - 1)
+  local middle = call('ZRANGE', TIMES, math.floor(last / 2), math.ceil(last / 2), 'WITHSCORES')
+  put_run('median', exact((tonumber(middle[2]) + tonumber(middle[#middle])) / 2))
 end
 
 function ops.put(a)
@@ -53,11 +52,7 @@ function ops.put(a)
   elseif not in_window(edge) then
     over_age(t, h)
   else
-    leave_live(t)
-    set_state(t, 'held')
-    t.header, t.size, t.times.put = h, size, stamp
-    hold(size)
-    go_live(t)
+    take_in(t, h, size)
     remember_time(now - t.began)
     put_run('filtered_in_row', 0)
     wake_learner()

@@ -123,7 +123,8 @@ end
 -- Of those that serve the same only the first is looked at: what is refused to one is refused to all, and room only
 -- shrinks here. So a thousand who wait for their weights cost each other nothing.
 local function grant(newest_only)
-  if R.phase ~= 'running' or not admit({ num('lineage'), num('version') }) then return end
+  if R.phase ~= 'running' or call('EXISTS', QUEUES) == 0 then return end -- nobody waits
+  if not admit({ num('lineage'), num('version') }) then return end
   local queues = {}
   for _, served in ipairs(call('SMEMBERS', QUEUES)) do
     local newest = tonumber(served:match(':(.*)')) >= num('version')

@@ -18,19 +18,20 @@ local function read_mark(text)
   return state, tonumber(lo), tonumber(left)
 end
 
+-- What an issued ticket has and others have not: its reservation, its owner, its progress.
+local function end_work(t)
+  reserve(-limits.group_bytes)
+  call('SREM', OWNED .. t.owner, t.ordinal)
+  call('ZREM', ISSUED, t.ordinal)
+  call('ZREM', MOVED, t.ordinal)
+  call('HDEL', PROGRESS, t.ordinal)
+end
+
 -- Undo what issued, held or leased had taken.
 local function leave_live(t)
   if not is_live(t) then return end
   owe_all(t, -1)
-  if t.state == 'issued' then
-    reserve(-limits.group_bytes)
-    call('SREM', OWNED .. t.owner, t.ordinal)
-    call('ZREM', ISSUED, t.ordinal)
-    call('ZREM', MOVED, t.ordinal)
-    call('HDEL', PROGRESS, t.ordinal)
-  else
-    hold(-t.size)
-  end
+  if t.state == 'issued' then end_work(t) else hold(-t.size) end
   call('ZREM', LIVE, t.ordinal)
   call('ZREM', EDGE, t.ordinal)
   call('ZREM', HELD, padded(t.ordinal))
@@ -40,6 +41,21 @@ end
 local function go_live(t)
   call('ZADD', LIVE, t.ordinal, t.ordinal)
   owe_all(t, 1)
+  mark(t)
+end
+
+-- An issued ticket is held from now on. It owes what it owed, counted from its oldest token.
+local function take_in(t, header, size)
+  local promised = edge_of(t)
+  end_work(t)
+  set_state(t, 'held')
+  t.header, t.size, t.times.put = header, size, stamp
+  hold(size)
+  local edge = edge_of(t)
+  if edge ~= promised then
+    each_due(promised, t.left, 0, function(step) owe(step, -1) end)
+    each_due(edge, t.left, 0, function(step) owe(step, 1) end)
+  end
   mark(t)
 end
 
