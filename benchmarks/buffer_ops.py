@@ -15,7 +15,8 @@ import asyncio
 import tempfile
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from itertools import count, permutations
 from pathlib import Path
 from statistics import median, quantiles
@@ -27,7 +28,7 @@ import uvloop
 from asyncrl.benchmarks.echo import EchoServer
 from asyncrl.benchmarks.frame import Measured, Row, Say, Target
 from asyncrl.benchmarks.raw_socket import raw_socket
-from asyncrl.buffers.base import GroupHeader, Member, Ticket
+from asyncrl.buffers.base import GroupHeader, Lease, Member, Ticket
 from asyncrl.buffers.limits import Limits
 from asyncrl.buffers.remote import RedisBuffer
 from asyncrl.buffers.server import EmbeddedServer
@@ -37,14 +38,27 @@ from asyncrl.staleness import Weights
 
 MEMBERS = 8
 LENGTHS = (200, 1_000, 8_000, 32_000)  # tokens of a member
+GROUPS = 8  # of a batch: the smallest of a packaged recipe
 TRANSFER_TARGETS = {8_000: 0.6, 32_000: 0.85}
 WARM_UP = 6  # turns that are not counted: they meet cold caches
 FLAT = 1.5
+ROUNDS = 100
 WAKE_S = 0.003
 ASSEMBLY = 0.5
 FILL = 5_000  # tickets an operation adds while the past is made
 SMALL_BYTES = 16_384  # more than a group of eight tokens a member takes
 GONE_BYTES, STAYING_BYTES = 2.0, 100.0  # per past ticket: archived, and not
+
+BYTES = """
+local total, at = 0, '0'
+repeat
+  local found = redis.call('SCAN', at, 'MATCH', ARGV[1], 'COUNT', 1000)
+  at = found[1]
+  for _, key in ipairs(found[2]) do total = total + (redis.call('MEMORY', 'USAGE', key, 'SAMPLES', 0) or 0) end
+until at == '0'
+return total
+"""
+"""A script: a thousand collectors have ten thousand keys, and asking for each would weigh on what is measured."""
 
 
 def measure(*, quick: bool, say: Say) -> Measured:
@@ -61,8 +75,8 @@ async def _measure(folder: Path, *, quick: bool, say: Say) -> Measured:
         store = await open_store(server.url)
         try:
             bench = _Bench(store, say)
-            await bench.transfers(LENGTHS[:3] if quick else LENGTHS, turns=15 if quick else 60)
-            await bench.flatness(past=20_000 if quick else 1_000_000, live=10_000 if quick else 100_000)
+            await bench.transfers(LENGTHS[:3] if quick else LENGTHS, turns=6 if quick else 36)
+            await bench.flatness(past=20_000 if quick else 1_000_000, live=10_000 if quick else 1_000_000)
             await bench.wake_up(Path(folder), turns=100 if quick else 1_000)
             bench.assembly(groups=16)
             return Measured(rows=bench.rows, targets=bench.targets)
@@ -95,6 +109,16 @@ class _Run:
     async def tickets(self, want: int) -> list[Ticket]:
         return await self.buffer.tickets(self.member, seq=next(self.seq), want=want, wait_s=0.0)
 
+    async def put(self, header: GroupHeader, payload: bytes) -> None:
+        answer = await self.buffer.put(self.member, header, payload)
+        assert answer == "held", answer
+
+    async def lease(self, step: int) -> list[bytes]:
+        """A batch's groups, each of them checked."""
+        leased = await self.buffer.lease(self.lineage, step, wait_s=0.0)
+        assert isinstance(leased, Lease), leased
+        return await self.buffer.payloads(leased)
+
     def header(self, ticket: Ticket, payload: bytes) -> GroupHeader:
         served = ticket.issued_for
         return GroupHeader(
@@ -121,55 +145,53 @@ class _Bench:
 
     async def transfers(self, lengths: tuple[int, ...], *, turns: int) -> None:
         for length in lengths:
-            row = await self._transfer(length, turns)
-            self.rows.append(row)
-            self.say(
-                f"{row['bytes'] / 1e3:,.0f} KB: put {row['put_ms']:.2f} ms, {row['put_of_set']:.2f} of SET; lease "
-                f"{row['lease_ms']:.2f} ms, {row['lease_of_get']:.2f} of GET; {row['put_of_socket']:.2f} and "
-                f"{row['lease_of_socket']:.2f} of a bare socket"
-            )
+            for groups in (1, GROUPS):
+                row = await self._transfer(length, groups, turns)
+                self.rows.append(row)
+                self.say(
+                    f"{groups} x {row['bytes'] / 1e3:,.0f} KB: put {row['put_ms']:.2f} ms, {row['put_of_set']:.2f} of "
+                    f"SET; lease {row['lease_ms']:.2f} ms, {row['lease_of_get']:.2f} of GET; "
+                    f"{row['put_of_socket']:.2f} and {row['lease_of_socket']:.2f} of a bare socket"
+                )
             if target := TRANSFER_TARGETS.get(length):
                 for what, value in (("put against SET", row["put_of_set"]), ("lease against GET", row["lease_of_get"])):
                     self.targets.append(Target(f"{what}, {row['bytes'] / 1e6:.1f} MB", value, target, "higher"))
 
-    async def _transfer(self, length: int, turns: int) -> Row:
+    async def _transfer(self, length: int, groups: int, turns: int) -> Row:
+        """Batches of so many groups. `put_ms` and its like are of one group, `lease_ms` and its like of a batch."""
         size = len(encode(_group(0, length)))
-        limits = _limits(max_age=0, groups_per_step=1, max_steps=10 * turns, group_bytes=size + 4096)
-        run = await _Run.start(self.store, f"transfer-{length}", limits)
-        client, key = self.store.client, "asyncrl:{bench}:bytes"
+        limits = _limits(max_age=0, groups_per_step=groups, max_steps=10 * turns, group_bytes=size + 4096)
+        run = await _Run.start(self.store, f"transfer-{length}-{groups}", limits)
+        client, keys = self.store.client, [f"asyncrl:{{bench}}:{n}" for n in range(groups)]
         times: dict[str, list[float]] = {}
         with raw_socket(self.store.url) as raw:
             for turn in range(turns + WARM_UP):
                 await run.serve(turn)
-                (ticket,) = await run.tickets(1)
-                payload = encode(_group(ticket.ordinal, length))
-                header = run.header(ticket, payload)
+                for n, ticket in enumerate(await run.tickets(groups)):
+                    payload = encode(_group(ticket.ordinal, length))
+                    header = run.header(ticket, payload)
 
-                async def put(payload: bytes = payload, header: GroupHeader = header) -> None:
-                    assert await run.buffer.put(run.member, header, payload) == "held"
+                    writes: dict[str, Callable[[], Any]] = {
+                        "put": partial(run.put, header, payload),
+                        "set": partial(client.set, keys[n], payload),
+                        "raw_set": partial(raw.set, n, payload),
+                    }
+                    await _in_turn(turn * groups + n, writes, times)
 
-                async def lease(turn: int = turn) -> None:
-                    leased = await run.buffer.lease(run.lineage, turn, wait_s=0.0)
-                    await run.buffer.payloads(leased)  # type: ignore[arg-type]
-
-                writes = [
-                    ("put", put),
-                    ("set", lambda payload=payload: client.set(key, payload)),
-                    ("raw_set", lambda payload=payload: raw.set(payload)),
-                ]
-                reads = [("lease", lease), ("get", lambda: client.get(key)), ("raw_get", raw.get)]
-                for calls in (writes, reads):
-                    # Every order in its turn: who comes first pays for memory that those after it find warm.
-                    orders = list(permutations(calls))
-                    for name, call in orders[turn % len(orders)]:
-                        took = await _timed(call)
-                        if turn >= WARM_UP:
-                            times.setdefault(name, []).append(took)
+                reads: dict[str, Callable[[], Any]] = {
+                    "lease": partial(run.lease, turn),
+                    "get": partial(_each, client.get, keys),
+                    "raw_get": lambda: [raw.get(n) for n in range(groups)],
+                }
+                await _in_turn(turn, reads, times)
                 await run.buffer.commit(run.lineage, turn)
-                await client.delete(key, raw.key)
+                await client.delete(*keys, *raw.keys)
+                if turn < WARM_UP:
+                    times.clear()
         ms = {name: 1e3 * median(values) for name, values in times.items()}
         return {
             "kind": "transfer",
+            "groups": groups,
             "bytes": size,
             **{f"{name}_ms": value for name, value in ms.items()},
             "put_of_set": ms["set"] / ms["put"],
@@ -181,33 +203,37 @@ class _Bench:
     # --- 2 ------------------------------------------------------------------------------------------------------------
 
     async def flatness(self, *, past: int, live: int) -> None:
-        few, kept = await self._with_past(1_000), await self._with_past(20_000, archive=False)
-        many = await self._with_past(past)
-        self._compare("past", few, many)
-        self._compare("live", await self._with_live(1_000), await self._with_live(live))
+        few, _ = await self._with_past(1_000)
+        many, gone = await self._with_past(past)
+        _, staying = await self._with_past(20_000, archive=False)
+        await self._compare("past", {1_000: few, past: many})
+        await self._compare("live", {n: await self._with_live(n) for n in (1_000, live)})
         self.targets += [
-            Target(f"store bytes per past ticket, {past:,}", many["bytes_per_ticket"], GONE_BYTES, "lower"),
-            Target("control: the same while rows never leave", kept["bytes_per_ticket"], STAYING_BYTES, "higher"),
+            Target(f"store bytes per past ticket, {past:,}", gone, GONE_BYTES, "lower"),
+            Target("control: the same while rows never leave", staying, STAYING_BYTES, "higher"),
         ]
-        self.say(
-            f"{many['bytes_per_ticket']:.2f} bytes of the store per past ticket; {kept['bytes_per_ticket']:.0f} if its "
-            "row never left for the archive"
-        )
+        self.say(f"{gone:.2f} bytes of the store per past ticket; {staying:.0f} if its row never left for the archive")
 
-    def _compare(self, kind: str, few: Row, many: Row) -> None:
-        operations = [name for name in few if name.endswith("_us")]
-        ratios = {name: many[name] / few[name] for name in operations}
-        worst = max(ratios, key=lambda name: ratios[name])
-        self.rows += [few, many]
-        self.say(
-            f"{few['tickets']:,} to {many['tickets']:,} {kind} tickets: "
-            + ", ".join(f"{name.removesuffix('_us')} {few[name]:.0f} to {many[name]:.0f} us" for name in operations)
-        )
-        name = f"slowest growth of an operation, {few['tickets']:,} to {many['tickets']:,} {kind} tickets"
-        self.targets.append(Target(name, ratios[worst], FLAT, "lower"))
+    async def _compare(self, kind: str, runs: dict[int, _Run]) -> None:
+        """What each operation takes in a run with few tickets and in one with many, round by round in turns."""
+        times: dict[int, dict[str, list[float]]] = {tickets: {} for tickets in runs}
+        for turn in range(ROUNDS):
+            for tickets in runs if turn % 2 else reversed(runs):
+                await self._round(runs[tickets], times[tickets])
+        us = {t: {name: 1e6 * median(values) for name, values in times[t].items()} for t in runs}
+        (few, fast), (many, slow) = us.items()
+        growth = {name: slow[name] / fast[name] for name in fast}
+        self.rows += [
+            {"kind": kind, "tickets": tickets, **{f"{name}_us": us[tickets][name] for name in growth}}
+            for tickets in runs
+        ]
+        told = ", ".join(f"{name} {fast[name]:.0f} to {slow[name]:.0f} us" for name in growth)
+        self.say(f"{few:,} to {many:,} {kind} tickets: {told}")
+        name = f"slowest growth of an operation, {few:,} to {many:,} {kind} tickets"
+        self.targets.append(Target(name, max(growth.values()), FLAT, "lower"))
 
-    async def _with_past(self, past: int, *, archive: bool = True) -> Row:
-        """Operations of a run that has `past` trained tickets behind it."""
+    async def _with_past(self, past: int, *, archive: bool = True) -> tuple[_Run, float]:
+        """A run that has `past` trained tickets behind it, and what each of them takes of the store: bytes."""
         limits = _limits(max_age=1, groups_per_step=4, max_steps=10**9, group_bytes=SMALL_BYTES)
         run = await _Run.start(self.store, f"past-{past}-{archive}", limits)
         empty = await bytes_of_run(run.buffer)
@@ -221,38 +247,35 @@ class _Bench:
                 await run.buffer.archived(run.lineage, [row.ordinal for row in settled])
         grown = await bytes_of_run(run.buffer) - empty
         await run.buffer.join(run.member, {})  # what is committed again ends the work of all collectors
-        times = await self._operations(run, rounds=100)
-        return {"kind": "past", "tickets": past, "archive": archive, "bytes_per_ticket": grown / past, **times}
+        return run, grown / past
 
-    async def _with_live(self, live: int) -> Row:
-        """Operations of a run with `live` tickets at work, a window as wide as they need."""
+    async def _with_live(self, live: int) -> _Run:
+        """A run with `live` tickets at work, a window as wide as they need."""
         limits = _limits(
             max_age=live // 4 + 1, groups_per_step=4, max_steps=10**9, group_bytes=SMALL_BYTES, max_bytes=1 << 50
         )
         run = await _Run.start(self.store, f"live-{live}", limits)
         while len(run.work) < live:
             run.work += await run.tickets(min(live - len(run.work), 1_000))
-        row = await self._operations(run, rounds=100)
-        return {"kind": "live", "tickets": live, **row}
+        return run
 
-    async def _operations(self, run: _Run, *, rounds: int) -> dict[str, float]:
+    async def _round(self, run: _Run, times: dict[str, list[float]]) -> None:
+        """One step of a run, each of its operations timed."""
         payload = encode(_group(0, 8))
-        times: dict[str, list[float]] = {name: [] for name in ("beat", "tickets", "put", "lease", "commit")}
 
         async def timed(name: str, call: Awaitable[Any]) -> Any:
             started = time.perf_counter()
             result = await call
-            times[name].append(time.perf_counter() - started)
+            times.setdefault(name, []).append(time.perf_counter() - started)
             return result
 
-        for step in range(run.step, run.step + rounds):
-            await timed("beat", run.serve(step))
-            run.work += await timed("tickets", run.tickets(4))
-            for ticket in [run.work.popleft() for _ in range(4)]:
-                await timed("put", run.buffer.put(run.member, run.header(ticket, payload), payload))
-            await timed("lease", run.buffer.lease(run.lineage, step, wait_s=0.0))
-            await timed("commit", run.buffer.commit(run.lineage, step))
-        return {f"{name}_us": 1e6 * median(values) for name, values in times.items()}
+        await timed("beat", run.serve(run.step))
+        run.work += await timed("tickets", run.tickets(4))
+        for ticket in [run.work.popleft() for _ in range(4)]:
+            await timed("put", run.buffer.put(run.member, run.header(ticket, payload), payload))
+        await timed("lease", run.buffer.lease(run.lineage, run.step, wait_s=0.0))
+        await timed("commit", run.buffer.commit(run.lineage, run.step))
+        run.step += 1
 
     # --- 3 ------------------------------------------------------------------------------------------------------------
 
@@ -329,11 +352,7 @@ class _Bench:
 
 async def bytes_of_run(buffer: RedisBuffer) -> int:
     """What the run's keys take in the store; the server's own total has its clients' buffers in it."""
-    client = buffer.store.client
-    questions = client.pipeline(transaction=False)  # a collector has several keys, and there may be thousands
-    async for key in client.scan_iter(match=f"{buffer.prefix}:*", count=1000):
-        questions.memory_usage(key, samples=0)
-    return sum(size or 0 for size in await questions.execute())
+    return int(await buffer.store.client.eval(BYTES, 0, f"{buffer.prefix}:*"))
 
 
 def _limits(**chosen: Any) -> Limits:
@@ -376,9 +395,17 @@ def _group(ordinal: int, length: int) -> Group:
     )
 
 
-async def _timed(call: Callable[[], Any]) -> float:
-    started = time.perf_counter()
-    result = call()
-    if asyncio.iscoroutine(result) or isinstance(result, Awaitable):
-        await result
-    return time.perf_counter() - started
+async def _each(get: Callable[[str], Awaitable[Any]], keys: list[str]) -> list[Any]:
+    return [await get(key) for key in keys]
+
+
+async def _in_turn(turn: int, calls: Mapping[str, Callable[[], Any]], times: dict[str, list[float]]) -> None:
+    """Time all calls, one after the other, each turn in another order: who comes first pays for memory that others find
+    warm."""
+    orders = list(permutations(calls.items()))
+    for name, call in orders[turn % len(orders)]:
+        started = time.perf_counter()
+        result = call()
+        if isinstance(result, Awaitable):
+            await result
+        times.setdefault(name, []).append(time.perf_counter() - started)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
 import random
 import sys
 import time
@@ -33,6 +34,9 @@ READY = b"ready\n"
 
 BEAT_S, ASK_S = 2.0, 10.0  # as collectors/service.py has them
 STAGING_S = (0.1, 0.5)  # from hearing of new weights to serving them
+COLLECTORS_NICE = 10
+"""A thousand collectors have hosts of their own: here they take the cores that store, learner and its ranks leave."""
+
 TOKENS_PER_S = 100  # of a group, for the progress that beats report
 
 
@@ -249,6 +253,7 @@ def main(kind: str, url: str, *arguments: str) -> None:
     if kind == "rank":
         run_rank(url)
     else:
+        os.nice(COLLECTORS_NICE)
         setting, process, path = arguments
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             decoded = msgspec.json.decode(setting, type=Setting)

@@ -11,6 +11,7 @@ import pytest_asyncio
 
 from asyncrl.benchmarks import buffer_ops
 from asyncrl.benchmarks.buffer_ops import GONE_BYTES, STAYING_BYTES, _Bench, _group
+from asyncrl.benchmarks.frame import Row
 from asyncrl.buffers.server import EmbeddedServer
 from asyncrl.buffers.store import open_store
 from asyncrl.schema import decode, encode
@@ -26,8 +27,8 @@ async def bench(tmp_path: Path) -> AsyncIterator[_Bench]:
 
 @pytest.mark.asyncio
 async def test_a_transfer_is_compared_with_the_same_bytes(bench: _Bench) -> None:
-    row = await bench._transfer(200, turns=4)
-    assert row["bytes"] == len(encode(_group(0, 200)))
+    row = await bench._transfer(200, groups=3, turns=4)
+    assert (row["groups"], row["bytes"]) == (3, len(encode(_group(0, 200))))
     assert all(row[f"{name}_ms"] > 0 for name in ("put", "set", "raw_set", "lease", "get", "raw_get"))
     assert row["put_of_set"] == pytest.approx(row["set_ms"] / row["put_ms"])
 
@@ -37,16 +38,27 @@ async def test_past_tickets_weigh_nothing_unless_their_rows_stay(
     bench: _Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(buffer_ops, "FILL", 1_000)
-    moved, kept = await bench._with_past(3_000), await bench._with_past(3_000, archive=False)
-    assert moved["bytes_per_ticket"] <= GONE_BYTES
-    assert kept["bytes_per_ticket"] >= STAYING_BYTES
-    assert moved["commit_us"] > 0
+    (_, moved), (_, kept) = await bench._with_past(3_000), await bench._with_past(3_000, archive=False)
+    assert moved <= GONE_BYTES
+    assert kept >= STAYING_BYTES
 
 
 @pytest.mark.asyncio
-async def test_many_live_tickets_are_worked_through_oldest_first(bench: _Bench) -> None:
-    row = await bench._with_live(500)
-    assert (row["tickets"], row["lease_us"] > 0) == (500, True)
+async def test_runs_with_few_and_many_tickets_are_compared_round_by_round(
+    bench: _Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(buffer_ops, "ROUNDS", 5)
+    runs = {n: await bench._with_live(n) for n in (100, 500)}
+    assert [len(run.work) for run in runs.values()] == [100, 500]
+    await bench._compare("live", runs)
+    assert {(row["kind"], row["tickets"]) for row in bench.rows} == {("live", 100), ("live", 500)}
+    (target,) = bench.targets
+    ratios = [many / few for few, many in zip(*(_microseconds(row) for row in bench.rows), strict=True)]
+    assert target.value == pytest.approx(max(ratios))
+
+
+def _microseconds(row: Row) -> list[float]:
+    return [row[f"{name}_us"] for name in ("beat", "tickets", "put", "lease", "commit")]
 
 
 @pytest.mark.asyncio
