@@ -37,6 +37,7 @@ from asyncrl.weights.manifest import (
     CHUNK,
     FORMAT,
     Manifest,
+    Pieces,
     TensorSpec,
     aligned,
     check_publishable,
@@ -107,15 +108,15 @@ class Images:
     def write(
         self,
         weights: Weights,
-        source: Iterable[tuple[str, torch.Tensor]],
+        source: Iterable[tuple[str, torch.Tensor | Pieces]],
         *,
         tied: Mapping[str, str],
         hashed: bool = True,
     ) -> Image:
         """Write one version; it is the newest from then on. One call at a time.
 
-        `source` is consumed one tensor at a time, so it may be a generator that casts or gathers. hashed: with
-        checksums of every tensor; without, its bytes can never be compared with what is served.
+        `source` is consumed one tensor, or one piece of a tensor, at a time, so it may be a generator that casts or
+        gathers. hashed: with checksums of every tensor; without, its bytes can never be compared with what is served.
 
         Raises WeightsError: shared memory is full, a tensor cannot be published, or a name comes twice; readers then
         find no such version.
@@ -172,7 +173,7 @@ class Images:
 
 
 def _write(
-    segment: Segment, weights: Weights, source: Iterable[tuple[str, torch.Tensor]], hashed: bool
+    segment: Segment, weights: Weights, source: Iterable[tuple[str, torch.Tensor | Pieces]], hashed: bool
 ) -> list[TensorSpec]:
     segment.sequence |= 1  # odd: nobody accepts what follows, and it stays odd if the write fails
     os.pwrite(segment.fd, HEADER.pack(MAGIC, FORMAT, segment.sequence, *weights), 0)
@@ -182,9 +183,11 @@ def _write(
     for name, tensor in source:
         if name in specs:
             raise WeightsError(f"weights {tuple(weights)}: tensor {name} comes twice")
-        check_publishable(name, tensor)
         start, end = DATA_START + offset, DATA_START + offset + tensor.nbytes
-        if end <= len(mapped):
+        if isinstance(tensor, Pieces):
+            checksum = _gather(segment.fd, mapped, start, name, tensor, hashed=hashed)
+        elif end <= len(mapped):
+            check_publishable(name, tensor)
             checksum = _store(mapped[start:end], tensor, hashed=hashed)
         else:
             checksum = _grow(segment.fd, start, tensor_bytes(name, tensor), hashed=hashed)
@@ -201,6 +204,24 @@ def _store(into: NDArray[np.uint8], tensor: torch.Tensor, *, hashed: bool) -> st
         return copy_hashed(into, np.asarray(tensor_bytes("", tensor)), hash="source")
     torch.from_numpy(into).view(tensor.dtype).view(tensor.shape).copy_(tensor.detach())
     return xxhash.xxh3_64_hexdigest(into.data) if hashed else ""
+
+
+def _gather(fd: int, mapped: NDArray[np.uint8], start: int, name: str, pieces: Pieces, *, hashed: bool) -> str:
+    """Write a tensor's pieces one after the other. Returns the tensor's checksum, "" without."""
+    digest, at = xxhash.xxh3_64(), start
+    for part in pieces.parts:
+        content = tensor_bytes(name, part)
+        end = at + len(content)
+        if end <= len(mapped):
+            mapped[at:end] = content
+        else:
+            _grow(fd, at, content, hashed=False)
+        if hashed:
+            digest.update(content)
+        at = end
+    if at != start + pieces.nbytes:
+        raise WeightsError(f"{name} of shape {pieces.shape} has {pieces.nbytes} bytes, of which {at - start} came")
+    return digest.hexdigest() if hashed else ""
 
 
 def _grow(fd: int, offset: int, content: memoryview, *, hashed: bool) -> str:

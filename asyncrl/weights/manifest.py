@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -132,6 +133,20 @@ def tensor_bytes(name: str, tensor: torch.Tensor) -> memoryview:
     return flat.view(torch.uint8).numpy().data
 
 
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """A tensor that comes in pieces: flat ones, which together are its elements in row-major order. It need not be
+    whole anywhere but where it is written."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    parts: Iterable[torch.Tensor]  # consumed once
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
 def tensors_in(data: NDArray[np.uint8], manifest: Manifest) -> dict[str, torch.Tensor]:
     """The tensors that lie in `data`. Not copied: they keep it."""
     whole = torch.from_numpy(data)
@@ -159,8 +174,8 @@ def copy_hashed(into: NDArray[np.uint8], source: NDArray[np.uint8], *, hash: Lit
     return digest.hexdigest()
 
 
-def describe(name: str, tensor: torch.Tensor, *, offset: int, checksum: str) -> TensorSpec:
-    """The spec of `tensor`, whose `tensor_bytes` have this checksum and lie at `offset`."""
+def describe(name: str, tensor: torch.Tensor | Pieces, *, offset: int, checksum: str) -> TensorSpec:
+    """The spec of `tensor`, whose bytes have this checksum and lie at `offset`."""
     return TensorSpec(
         name=name,
         dtype=dtype_name(tensor.dtype),
