@@ -6,6 +6,7 @@ stands where there is nothing to average: NaN is not JSON.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from typing import Any
 
@@ -14,19 +15,29 @@ from numpy.typing import NDArray
 
 from asyncrl.learners.advantages import Advantages
 from asyncrl.learners.batch import Batch
+from asyncrl.learners.objectives.mismatch import MISMATCH_CAP
+from asyncrl.learners.objectives.ppo_clip import LOG_RATIO_LIMIT
 from asyncrl.learners.step import Seen
 from asyncrl.schema import Packed
 
 
 def step_metrics(
-    packed: Packed, batch: Batch, advantages: Advantages, seen: Seen, *, first: NDArray[np.int64]
+    packed: Packed,
+    batch: Batch,
+    advantages: Advantages,
+    seen: Seen,
+    *,
+    first: NDArray[np.int64],
+    update: str,
 ) -> dict[str, Any]:
-    """All metrics of a step that follow from its data. first: where the tokens of its first update lie in the batch."""
+    """All metrics of a step that follow from its data. first: where the tokens of its first update lie in the batch.
+    update: `weights.update` of the recipe."""
     return {
         **reward_metrics(packed),
         **length_metrics(packed),
         **group_metrics(batch, advantages),
         **age_metrics(batch, seen, first),
+        **proximal_metrics(batch, seen, continued=continued(packed) if update == "keep" else None),
         "loss": seen.loss,
         "tokens": seen.tokens,
         "tokens_masked": sum(batch.masked.values()),
@@ -92,7 +103,11 @@ def age_metrics(batch: Batch, seen: Seen, first: NDArray[np.int64]) -> dict[str,
     by_age: dict[str, dict[str, Any]] = {}
     for age in np.unique(ages):
         at = ages == age
-        by_age[str(age)] = {"tokens": int(at.sum()), **_divergence(ratio[at], log_ratio[at], clipped[at])}
+        by_age[str(age)] = {
+            "tokens": int(at.sum()),
+            **_divergence(ratio[at], log_ratio[at], clipped[at]),
+            **_split(seen, batch, np.flatnonzero(keep)[at]),
+        }
     overall = _divergence(ratio, log_ratio, clipped)
     of_first = np.zeros(len(keep), np.bool_)
     of_first[first] = True
@@ -108,6 +123,50 @@ def age_metrics(batch: Batch, seen: Seen, first: NDArray[np.int64]) -> dict[str,
         "ratio/max": float(ratio.max()) if len(ratio) else None,
         "by_age": by_age,
         "mismatch/age0": float(fresh.max()) if len(fresh) else None,
+    }
+
+
+def proximal_metrics(batch: Batch, seen: Seen, *, continued: NDArray[np.bool_] | None) -> dict[str, Any]:
+    """Over the tokens whose version the learner had: the two factors of the ratio pi / mu, mismatch pi_v / mu of the
+    engine and staleness pi / pi_v, in numbers as above.
+
+    behaviour_tokens: those whose version it had not, or did not ask. continued: tokens whose pi_v is an approximation,
+    None if none is.
+    """
+    asked = seen.included & ~np.isnan(seen.proximal)
+    split = _split(seen, batch, np.flatnonzero(asked))
+    engine = seen.proximal[asked] - batch.behaviour.numpy()[asked]
+    return {
+        "mismatch/mean": split["mismatch_mean"],
+        "mismatch/max": split["mismatch_max"],
+        "mismatch/truncated": _mean(engine > math.log(MISMATCH_CAP)),
+        "staleness/mean": split["staleness_mean"],
+        "staleness/kl": split["staleness_kl"],
+        "proximal/behaviour_tokens": int(seen.included.sum() - asked.sum()),
+        "proximal/approximate_tokens": 0 if continued is None else int((asked & continued).sum()),
+    }
+
+
+def continued(packed: Packed) -> NDArray[np.bool_]:
+    """[N]: sampled by newer weights than the first of its row, so that the prefix was seen by older ones as well."""
+    sampled = packed.loss_mask != 0
+    newest = np.iinfo(np.int32).max
+    first = np.minimum.reduceat(np.where(sampled, packed.versions, newest), packed.cu_seqlens[:-1])
+    found: NDArray[np.bool_] = sampled & (packed.versions > np.repeat(first, np.diff(packed.cu_seqlens)))
+    return found
+
+
+def _split(seen: Seen, batch: Batch, at: NDArray[np.int64]) -> dict[str, float | None]:
+    """Both factors over those of the tokens at `at` whose version was asked; ratios as `ppo_clip` cuts them."""
+    at = at[~np.isnan(seen.proximal[at])]
+    proximal = seen.proximal[at].astype(np.float64)
+    engine, moved = proximal - batch.behaviour.numpy()[at], seen.logprobs[at] - proximal
+    mismatch, staleness = (np.exp(np.clip(log, -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)) for log in (engine, moved))
+    return {
+        "mismatch_mean": _mean(mismatch),
+        "mismatch_max": float(np.abs(engine).max()) if len(at) else None,
+        "staleness_mean": _mean(staleness),
+        "staleness_kl": -float(moved.mean()) if len(at) else None,
     }
 
 

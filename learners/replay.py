@@ -82,6 +82,7 @@ def replay(
     how each version compares, `start` included. Raises ReplayError, ModelError.
     """
     begin = recording.start(start)
+    _check_history(recording, recipe, start)
     steps, stamps = recording.steps(start), recording.stamps(start)
     trainer = Trainer.load(recipe, model_path, begin)
     tokens = begin.manifest.tokens if begin else 0
@@ -98,7 +99,11 @@ def replay(
             f"model.path {recipe.model.path} gives other weights than those the run began with: nothing that follows "
             "can be the same.\nGive those (--set model.path=...), or start from a checkpoint (--from VERSION)"
         )
+    lineage = steps[0].lineage
     for step in steps:
+        if step.lineage != lineage:
+            trainer.restart(step.version)
+            lineage = step.lineage
         try:
             groups = recording.archive.groups(step)
         except ValueError as error:
@@ -107,6 +112,16 @@ def replay(
         tokens += seen.tokens
         look(step.version + 1)
     return Replayed(recording, trainer, Weights(steps[-1].lineage, steps[-1].version + 1), tokens)
+
+
+def _check_history(recording: Recording, recipe: Recipe, start: int) -> None:
+    """Where a learner began it knew no earlier versions; anywhere else, those that it asked are not in a checkpoint."""
+    begun = [first for _, first, _ in recording.branch]
+    if recipe.objective.proximal == "behaviour-version" and start not in begun:
+        raise ReplayError(
+            f"with objective.proximal: behaviour-version the step from version {start} asked versions before it, which "
+            f"its checkpoint has not.\nStart where a learner did (--from VERSION): {', '.join(map(str, begun))}"
+        )
 
 
 def compare(

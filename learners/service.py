@@ -388,7 +388,10 @@ class _Learner:
         seen, updates = self.trainer.train(step)
         Archive(self.run_dir / "archive").write(self.lineage, lease.step, batches)
         record = {
-            **step_metrics(step.packed, step.batch, step.worth, seen, first=step.first),
+            **step_metrics(
+                step.packed, step.batch, step.worth, seen, first=step.first, update=self.recipe.weights.update
+            ),
+            "proximal/bytes": 0 if self.trainer.history is None else self.trainer.history.nbytes,
             **use_metrics(lease),
             "skipped": bool(updates.skipped),
             "updates": len(updates.applied),

@@ -102,14 +102,14 @@ def positions_of(batch: Batch, share: Sequence[int]) -> NDArray[np.int64]:
 
 
 def as_message(seen: Seen) -> Tensor:
-    """What a rank saw of its n tokens, as float32 [4, n] to be sent to rank 0."""
-    columns = (seen.included, seen.logprobs, seen.ratio, seen.clipped)
+    """What a rank saw of its n tokens, as float32 [5, n] to be sent to rank 0."""
+    columns = (seen.included, seen.logprobs, seen.ratio, seen.clipped, seen.proximal)
     return torch.from_numpy(np.stack([column.astype(np.float32) for column in columns]))
 
 
 def combine(parts: Sequence[Tensor], positions: Sequence[NDArray[np.int64]], batch: Batch, *, loss_sum: float) -> Seen:
     """One `Seen` of the whole batch from what the ranks sent of their shares and where the shares' tokens lie in it."""
-    whole = np.zeros((4, len(batch.token_ids)), dtype=np.float32)
+    whole = np.zeros((5, len(batch.token_ids)), dtype=np.float32)
     for part, at in zip(parts, positions, strict=True):
         whole[:, at] = part.numpy()
     included = whole[0] > 0
@@ -119,5 +119,6 @@ def combine(parts: Sequence[Tensor], positions: Sequence[NDArray[np.int64]], bat
         logprobs=whole[1],
         ratio=whole[2],
         clipped=whole[3] > 0,
+        proximal=whole[4],
         nonfinite=batch.tokens - int(included.sum()),
     )

@@ -12,12 +12,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from asyncrl.config.recipe import Objective
 from asyncrl.learners.batch import Batch, microbatches
 from asyncrl.learners.forward import PACKED, token_logprobs
 from asyncrl.learners.objectives.aggregate import token_sum
+from asyncrl.learners.objectives.mismatch import mismatch
 from asyncrl.learners.objectives.ppo_clip import ppo_clip
 from asyncrl.learners.optimize import Optimizer, Updates
 from asyncrl.learners.parallel import ALONE, Ranks
@@ -30,6 +32,7 @@ class Seen:
 
     included: trained by the batch and with a finite log-prob under the learner: what numerator and denominator hold.
     nonfinite: trained by the batch, but without a finite log-prob under the learner.
+    proximal: log-prob that the ratio was clipped against, NaN where it is the behaviour's (see `train_step`).
     """
 
     loss_sum: float  # over the included tokens
@@ -37,6 +40,7 @@ class Seen:
     logprobs: NDArray[np.float32]
     ratio: NDArray[np.float32]
     clipped: NDArray[np.bool_]
+    proximal: NDArray[np.float32]
     nonfinite: int
 
     @property
@@ -66,39 +70,42 @@ def accumulate(
     objective: Objective,
     temperature: float,
     max_tokens: int,
+    proximal: Tensor | None = None,
     among: Sequence[int] | None = None,
     ranks: Ranks = ALONE,
 ) -> Seen:
     """Add the gradient of the SUM of token losses to the model's, micro-batch by micro-batch of `max_tokens` tokens.
 
-    advantages float64 [rows]. among: the groups of the batch that are asked for, None for all; the others are neither
-    trained nor seen. The caller divides once, by the tokens of the whole step: the gradient is then the same for every
-    `max_tokens`. A rank with fewer micro-batches than another makes passes that add exactly 0, since each pass
-    gathers the weights from all ranks.
+    advantages float64 [rows]. proximal: see `train_step`. among: the groups of the batch that are asked for, None for
+    all; the others are neither trained nor seen. The caller divides once, by the tokens of the whole step: the gradient
+    is then the same for every `max_tokens`. A rank with fewer micro-batches than another makes passes that add exactly
+    0, since each pass gathers the weights from all ranks.
 
     A group in which nobody is better than anybody, each advantage 0, has the loss 0 whatever the weights: its tokens
     pass through the model to be accounted for, ratio and divergence as all others', and without a gradient, which
     is twice as much work as the rest. They are in the denominator like any other.
     """
     device = next(model.parameters()).device
-    if model.config._attn_implementation != PACKED:
-        max_tokens = 1  # a sequence a micro-batch: the model is called so often anyway, and ranks must agree how often
     per_token = torch.from_numpy(np.repeat(advantages, batch.lengths).astype(np.float32))
     total = len(batch.token_ids)
+    if proximal is None:
+        proximal = torch.full((total,), torch.nan)
+    anchors = torch.where(torch.isnan(proximal), batch.behaviour, proximal)
     logprobs, ratio = torch.zeros(total), torch.zeros(total)
     included, clipped = torch.zeros(total, dtype=torch.bool), torch.zeros(total, dtype=torch.bool)
     loss_sum = 0.0
     asked = np.ones(len(batch.groups), np.bool_) if among is None else np.isin(batch.groups, among)
     teaches = np.isin(batch.groups, batch.groups[advantages != 0])
     for rows, graded in ((asked & ~teaches, False), (asked & teaches, True)):
-        portions = microbatches(batch, rows, max_tokens)
+        portions = microbatches(batch, rows, portion(model, max_tokens))
         # One pass with a gradient at least, and last: a step in which no group teaches is an update by zeros (see
         # `Optimizer`), and only a backward pass makes a sharded model let go of the weights that it has gathered.
         for _ in range(ranks.most(max(len(portions), int(graded))) - len(portions)):
-            _pass_along(model, device, graded=graded)
+            pass_along(model, device, graded=graded)
         for micro in portions:
             at = micro.positions
             behaviour, trained = batch.behaviour[at].to(device), batch.trained[at].to(device)
+            anchor = anchors[at].to(device)
             with torch.set_grad_enabled(graded):
                 current = token_logprobs(
                     model,
@@ -109,22 +116,23 @@ def accumulate(
                 )
                 mask = trained & torch.isfinite(current)
                 # Left-out tokens are replaced before the surrogate: a NaN there would survive any mask put on it later.
-                current = torch.where(mask, current, behaviour)
+                current = torch.where(mask, current, anchor)
                 terms = ppo_clip(
                     current,
-                    behaviour,
+                    anchor,
                     per_token[at].to(device),
                     epsilon=objective.epsilon,
                     epsilon_high=objective.epsilon_high,
                 )
-                loss = token_sum(terms.loss, mask)
+                engine = mismatch(anchor, behaviour)
+                loss = token_sum(engine.weight * terms.loss, mask)
             if graded:
                 torch.autograd.backward(loss)
                 loss_sum += float(loss.detach())
             zero = torch.zeros((), device=device)
             included[at] = mask.cpu()
             logprobs[at] = torch.where(mask, current.detach(), zero).cpu()
-            ratio[at] = torch.where(mask, terms.ratio, zero).cpu()
+            ratio[at] = torch.where(mask, engine.ratio * terms.ratio, zero).cpu()
             clipped[at] = (terms.clipped & mask).cpu()
     wanted = batch.trained.numpy() & np.repeat(asked, batch.lengths)
     return Seen(
@@ -133,11 +141,18 @@ def accumulate(
         logprobs=logprobs.numpy(),
         ratio=ratio.numpy(),
         clipped=clipped.numpy(),
+        proximal=proximal.numpy(),
         nonfinite=int(wanted.sum()) - int(included.sum()),
     )
 
 
-def _pass_along(model: PreTrainedModel, device: torch.device, *, graded: bool) -> None:
+def portion(model: PreTrainedModel, max_tokens: int) -> int:
+    """Tokens of a micro-batch. Of a model that does not pack a sequence is one: it is called so often anyway, and ranks
+    must agree how often."""
+    return max_tokens if model.config._attn_implementation == PACKED else 1
+
+
+def pass_along(model: PreTrainedModel, device: torch.device, *, graded: bool) -> None:
     """A pass that trains nothing, over the shortest sequence that has a prediction."""
     with torch.set_grad_enabled(graded):
         logprobs = token_logprobs(model, torch.zeros(2, dtype=torch.int64, device=device), torch.tensor([0, 2]))
@@ -155,13 +170,16 @@ def train_step(
     objective: Objective,
     temperature: float,
     max_tokens: int,
+    proximal: Tensor | None = None,
     parts: Sequence[Sequence[int]] | None = None,
     ranks: Ranks = ALONE,
 ) -> StepResult:
     """An update by each part of the batch, one after the other (see `Optimizer.update` for those it skips).
 
     batch, advantages: this rank's share of the step. parts: its groups in each update, as many parts on every rank;
-    None for one update by all.
+    None for one update by all. proximal: float32 [N], the learner's log-probs under the versions that sampled (see
+    `version_logprobs`), against which the ratio is clipped, the engine's mismatch being a weight; NaN where the
+    behaviour's serve, None for everywhere.
 
     Each of U updates has the gradient of U x (sum over its part) / (tokens of the step): a token weighs the same in
     whichever part it is, and at equal weights the mean of the updates' gradients is that of one update by all. Tokens
@@ -178,6 +196,7 @@ def train_step(
             objective=objective,
             temperature=temperature,
             max_tokens=max_tokens,
+            proximal=proximal,
             among=part,
             ranks=ranks,
         )
@@ -198,5 +217,6 @@ def _together(parts: Sequence[Seen]) -> Seen:
         logprobs=np.add.reduce([part.logprobs for part in parts]),
         ratio=np.add.reduce([part.ratio for part in parts]),
         clipped=np.logical_or.reduce([part.clipped for part in parts]),
+        proximal=parts[0].proximal,  # of the whole batch
         nonfinite=sum(part.nonfinite for part in parts),
     )

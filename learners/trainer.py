@@ -13,6 +13,7 @@ from typing import Self
 
 import numpy as np
 import pyarrow as pa
+import torch
 from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
@@ -20,8 +21,10 @@ from asyncrl.config.recipe import Recipe
 from asyncrl.learners.advantages import Advantages, advantages
 from asyncrl.learners.batch import Batch, make_batch
 from asyncrl.learners.checkpoint import Checkpoint, restore_rng
+from asyncrl.learners.history import History
 from asyncrl.learners.optimize import Optimizer, Updates
 from asyncrl.learners.parallel import ALONE, Ranks
+from asyncrl.learners.proximal import version_logprobs
 from asyncrl.learners.shares import (
     as_message,
     combine,
@@ -57,13 +60,14 @@ class Step:
 @dataclass(slots=True)
 class Trainer:
     """A model and its optimizer, between two steps. `whole`: `model` itself, or where that is sharded a copy on rank 0
-    that `Ranks.gather` brings up to date."""
+    that `Ranks.gather` brings up to date. `history`: with `objective.proximal: behaviour-version`."""
 
     recipe: Recipe
     ranks: Ranks
     model: PreTrainedModel
     whole: PreTrainedModel
     optimizer: Optimizer
+    history: History | None
 
     @classmethod
     def load(cls, recipe: Recipe, model_path: Path, checkpoint: Checkpoint | None, ranks: Ranks = ALONE) -> Self:
@@ -77,7 +81,21 @@ class Trainer:
             state = checkpoint.training_state()
             optimizer.load_state_dict(state["optimizer"])
             restore_rng(state["rng"])
-        return cls(recipe=recipe, ranks=ranks, model=model, whole=whole, optimizer=optimizer)
+        history = None
+        if recipe.objective.proximal == "behaviour-version":
+            history = History(
+                model,
+                version=0 if checkpoint is None else checkpoint.weights.version,
+                keep=recipe.buffer.max_trajectory_age,
+                dtype=getattr(torch, recipe.model.dtype) if recipe.model.lora is None else None,
+                ranks=ranks,
+            )
+        return cls(recipe=recipe, ranks=ranks, model=model, whole=whole, optimizer=optimizer, history=history)
+
+    def restart(self, version: int) -> None:
+        """Forget the versions before this one, as a learner that starts from its checkpoint has."""
+        if self.history is not None:
+            self.history.restart(version)
 
     def prepare(self, groups: Sequence[pa.RecordBatch], *, version: int) -> Step:
         """Pack the groups of the step that starts from `version` and deal them out. Raises what `make_batch` raises."""
@@ -105,7 +123,7 @@ class Trainer:
         of the whole batch."""
         shares = [share_groups(step.shares, rank) for rank in range(self.ranks.size)]
         if self.ranks.size == 1:
-            result = self._train(step.batch, step.worth.values, share_parts(step.shares, 0))
+            result = self._train(step.batch, step.worth.values, share_parts(step.shares, 0), step.version)
         else:
             result = self.train_share([step.groups[n] for n in shares[0]], shares=step.shares, version=step.version)
         positions = [positions_of(step.batch, share) for share in shares]
@@ -118,17 +136,36 @@ class Trainer:
         """As any rank of several: the same updates, from `groups`, which are its own of `shares`, and those of the
         others."""
         batch, worth = share_of(groups, version=version, recipe=self.recipe)
-        return self._train(batch, worth, share_parts(shares, self.ranks.rank))
+        return self._train(batch, worth, share_parts(shares, self.ranks.rank), version)
 
-    def _train(self, batch: Batch, worth: NDArray[np.float64], parts: Sequence[Sequence[int]]) -> StepResult:
-        return train_step(
+    def _train(
+        self, batch: Batch, worth: NDArray[np.float64], parts: Sequence[Sequence[int]], version: int
+    ) -> StepResult:
+        temperature = self.recipe.collector.sampling.temperature
+        max_tokens = self.recipe.learner.max_tokens_per_microbatch
+        proximal = None
+        if self.history is not None:
+            proximal = version_logprobs(
+                self.model,
+                self.history,
+                batch,
+                version=version,
+                temperature=temperature,
+                max_tokens=max_tokens,
+                ranks=self.ranks,
+            )
+        result = train_step(
             self.model,
             self.optimizer,
             batch,
             worth,
             objective=self.recipe.objective,
-            temperature=self.recipe.collector.sampling.temperature,
-            max_tokens=self.recipe.learner.max_tokens_per_microbatch,
+            temperature=temperature,
+            max_tokens=max_tokens,
+            proximal=proximal,
             parts=parts,
             ranks=self.ranks,
         )
+        if self.history is not None:
+            self.history.remember(version + 1)
+        return result

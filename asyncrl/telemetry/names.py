@@ -7,7 +7,17 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-BY_AGE = ("tokens", "ratio_mean", "ess", "kl", "clip_fraction")
+BY_AGE = (
+    "tokens",
+    "ratio_mean",
+    "ess",
+    "kl",
+    "clip_fraction",
+    "mismatch_mean",
+    "mismatch_max",
+    "staleness_mean",
+    "staleness_kl",
+)
 """Keys of each object in `by_age`."""
 
 
@@ -66,9 +76,27 @@ STEP = (
             "ess": "effective sample size of the ratios w, (sum w)^2 / (n sum w^2): 1 = every token counts the same",
             "kl": "mean of behaviour - current logprob, nats (the k1 estimator)",
             "clip_fraction": "share of tokens whose ratio was clipped",
-            "by_age": "the same for each age: " + ", ".join(f"`{key}`" for key in BY_AGE),
+            "by_age": "the same, and factors of the ratio, for each age: " + ", ".join(f"`{key}`" for key in BY_AGE),
             "mismatch/age0": "largest difference, in nats, between the engine's logprob and the learner's at age 0, in "
             "the first update, where the weights are the same: what both compute differently",
+        },
+    ),
+    Topic(
+        "the two factors of the ratio, over tokens whose version the learner has asked: with `objective.proximal: "
+        "behaviour-version` all, but for those from before a resume; `null` with `behaviour`",
+        {
+            "mismatch/mean": "probability of a token by the learner under the version that sampled it, over that by "
+            "the engine: what both compute differently, whatever the age",
+            "mismatch/max": "the same as a difference of logprobs, nats, the largest",
+            "mismatch/truncated": "share of tokens where it is above 2, its limit as a weight in the loss",
+            "staleness/mean": "probability of a token by the learner under these weights, over that under the version "
+            "that sampled it: what training has changed since; this one is clipped",
+            "staleness/kl": "mean of the difference of these logprobs, version that sampled - current, nats",
+            "proximal/behaviour_tokens": "trained tokens whose version was not asked, or not held any more: their "
+            "ratio has one factor, to the behaviour logprob",
+            "proximal/approximate_tokens": "asked tokens after a change of weights under `weights.update: keep`: older "
+            "weights have computed a part of what they were conditioned on, which counts as mismatch",
+            "proximal/bytes": "memory of the versions held, on rank 0",
         },
     ),
     Topic(

@@ -10,15 +10,21 @@ import pytest
 
 from asyncrl.learners.advantages import advantages
 from asyncrl.learners.batch import make_batch
-from asyncrl.learners.diagnostics import effective_sample_size, step_metrics
+from asyncrl.learners.diagnostics import continued, effective_sample_size, step_metrics
 from asyncrl.learners.step import Seen
 from asyncrl.schema import pack, to_batch
 from asyncrl.staleness import Weights
 
 
-def metrics(make_row, make_group, ratios: dict[int, float], first: int = 10) -> dict:
+def metrics(
+    make_row,
+    make_group,
+    ratios: dict[int, float],
+    first: int = 10,
+    mismatches: dict[int, float] | None = None,
+) -> dict:
     """Two groups at step 3: one of version 3 (rewards 1 and 0), one of version 2 (unscored, alone). first: how many of
-    the ten tokens the first update trains."""
+    the ten tokens the first update trains. mismatches: of the ages whose version was asked."""
     rows = [
         [
             make_row([1], [2, 3], [-1.0, -1.0], reward=1.0, weights=Weights(1, 3)),
@@ -35,16 +41,21 @@ def metrics(make_row, make_group, ratios: dict[int, float], first: int = 10) -> 
     for age, ratio in ratios.items():
         log_ratio[batch.ages.numpy() == age] = math.log(ratio)
     included = batch.trained.numpy()
+    proximal = np.full(len(included), np.nan, np.float32)
+    for age, mismatch in (mismatches or {}).items():
+        at = batch.ages.numpy() == age
+        proximal[at] = batch.behaviour.numpy()[at] + math.log(mismatch)
     seen = Seen(
         loss_sum=1.25,
         included=included,
         logprobs=np.where(included, batch.behaviour.numpy() + log_ratio, 0).astype(np.float32),
         ratio=np.where(included, np.exp(log_ratio), 0).astype(np.float32),
         clipped=included & (np.exp(log_ratio) > 1.28),
+        proximal=proximal,
         nonfinite=0,
     )
     worth = advantages(batch.rewards, batch.groups, "group-mean")
-    return step_metrics(packed, batch, worth, seen, first=np.arange(first))
+    return step_metrics(packed, batch, worth, seen, first=np.arange(first), update="keep")
 
 
 def test_metrics_by_hand(make_row, make_group) -> None:
@@ -60,7 +71,9 @@ def test_metrics_by_hand(make_row, make_group) -> None:
     assert found["ratio/mean"] == pytest.approx(7 / 5)
     assert found["ess"] == pytest.approx(7**2 / (5 * 11))
     assert found["kl"] == pytest.approx(-2 * math.log(2) / 5)
-    assert found["by_age"]["0"] == {"tokens": 3, "ratio_mean": 1.0, "ess": 1.0, "kl": 0.0, "clip_fraction": 0.0}
+    split = dict.fromkeys(("mismatch_mean", "mismatch_max", "staleness_mean", "staleness_kl"))
+    whole = {"tokens": 3, "ratio_mean": 1.0, "ess": 1.0, "kl": 0.0, "clip_fraction": 0.0}
+    assert found["by_age"]["0"] == {**whole, **split}
     assert found["by_age"]["1"]["ratio_mean"] == pytest.approx(2)
     assert found["by_age"]["1"]["clip_fraction"] == 1.0
     assert found["mismatch/age0"] == 0.0
@@ -76,14 +89,50 @@ def test_engine_and_learner_are_compared_where_the_weights_are_the_same(make_row
     assert found["by_age"]["0"]["ratio_mean"] == pytest.approx(1.5)
 
 
+def test_the_ratio_splits_into_the_engines_mismatch_and_staleness(make_row, make_group) -> None:
+    found = metrics(make_row, make_group, {0: 1.0, 1: 6.0}, mismatches={0: 0.5, 1: 3.0})
+    both = found["by_age"]
+    assert [both[age]["mismatch_mean"] for age in "01"] == pytest.approx([0.5, 3])
+    assert [both[age]["mismatch_max"] for age in "01"] == pytest.approx([math.log(2), math.log(3)])
+    assert [both[age]["staleness_mean"] for age in "01"] == pytest.approx([2, 2])
+    assert [both[age]["staleness_kl"] for age in "01"] == pytest.approx([-math.log(2)] * 2)
+    assert found["mismatch/mean"] == pytest.approx((3 * 0.5 + 2 * 3) / 5)
+    assert found["mismatch/max"] == pytest.approx(math.log(3))
+    assert found["mismatch/truncated"] == pytest.approx(2 / 5)
+    assert found["staleness/mean"] == pytest.approx(2)
+    assert found["staleness/kl"] == pytest.approx(-math.log(2))
+    assert (found["proximal/behaviour_tokens"], found["proximal/approximate_tokens"]) == (0, 0)
+    json.dumps(found, allow_nan=False)
+
+
+def test_tokens_whose_version_is_not_held_are_counted_and_in_no_factor(make_row, make_group) -> None:
+    found = metrics(make_row, make_group, {0: 1.0, 1: 6.0}, mismatches={0: 0.5})
+    assert found["mismatch/mean"] == found["by_age"]["0"]["mismatch_mean"] == pytest.approx(0.5)
+    assert found["by_age"]["1"]["mismatch_mean"] is found["by_age"]["1"]["staleness_kl"] is None
+    assert found["proximal/behaviour_tokens"] == 2
+    none = metrics(make_row, make_group, {0: 1.0, 1: 6.0})
+    assert none["proximal/behaviour_tokens"] == none["tokens"]
+    assert none["mismatch/mean"] is none["mismatch/max"] is none["staleness/mean"] is none["staleness/kl"] is None
+
+
+def test_what_follows_a_change_of_weights_is_told_apart(make_row, make_group) -> None:
+    """Rows of versions 1 1 2 2 3 and 2 2: the second row's weights never changed."""
+    rows = [make_row([9, 9], [1] * n, [-1.0] * n, reward=0.0, member=m) for m, n in enumerate((5, 2))]
+    rows[0].versions[2:] = [1, 1, 2, 2, 3]
+    rows[1].versions[2:] = [2, 2]
+    packed = pack([to_batch(make_group(rows))])
+    assert continued(packed).astype(int).tolist() == [0, 0, 0, 0, 1, 1, 1, 0, 0, 0, 0]
+
+
 def test_a_batch_in_which_nothing_is_scored_has_no_averages_and_no_nan(make_row, make_group) -> None:
     rows = [make_row([1], [2], [-1.0], reward=math.nan, member=m, failure="verifier_raised") for m in range(2)]
     packed = pack([to_batch(make_group(rows))])
     batch = make_batch(packed, version=0, max_age=0)
     empty = np.zeros(len(batch.token_ids))
-    seen = Seen(0.0, empty.astype(bool), empty.astype(np.float32), empty.astype(np.float32), empty.astype(bool), 0)
+    numbers, flags = empty.astype(np.float32), empty.astype(bool)
+    seen = Seen(0.0, flags, numbers, numbers, flags, numbers, 0)
     worth = advantages(batch.rewards, batch.groups, "group-mean-std")
-    found = step_metrics(packed, batch, worth, seen, first=np.arange(len(batch.token_ids)))
+    found = step_metrics(packed, batch, worth, seen, first=np.arange(len(batch.token_ids)), update="recompute")
     assert (found["reward/mean"], found["ess"], found["age/max"], found["mismatch/age0"]) == (None,) * 4
     assert (found["zero_variance"], found["tokens"], found["failures"]) == (1.0, 0, {"verifier_raised": 2})
     json.dumps(found, allow_nan=False)
