@@ -8,6 +8,8 @@ from typing import Any
 
 from asyncrl.config.recipe import WeightsConfig
 from asyncrl.weights.base import Receiver, Sender, Transport, WeightsError
+from asyncrl.weights.delta import DeltaReceiver, DeltaSender
+from asyncrl.weights.file import FileReceiver, FileSender
 from asyncrl.weights.shm import ShmReceiver
 
 
@@ -17,7 +19,11 @@ def receiver(offer: Mapping[str, Any], *, me: str = "") -> Receiver:
     transport = offer.get("transport")
     if transport == "shm":
         return ShmReceiver()
-    raise WeightsError(f"weights were published over {transport!r}; this version receives over 'shm' only")
+    if transport == "file":
+        return FileReceiver()
+    if transport == "delta":
+        return DeltaReceiver()
+    raise WeightsError(f"weights were published over {transport!r}; this version does not receive over it")
 
 
 def sender(transport: Transport, config: WeightsConfig, *, run: str, changed: Callable[[], None]) -> Sender:
@@ -25,4 +31,12 @@ def sender(transport: Transport, config: WeightsConfig, *, run: str, changed: Ca
 
     Raises WeightsError: the transport cannot work on this host, or as the recipe has it. May block for seconds.
     """
+    if transport in ("file", "delta"):
+        # A fallback has a folder of its own, unless the recipe's transport is the same.
+        url = config.url if config.transport == transport or config.fallback is None else config.fallback.url
+        if url is None:
+            raise WeightsError(f"transport {transport} needs weights.url: a folder that all hosts see, or s3://...")
+        if transport == "file":
+            return FileSender(run, url, deadline_s=config.deadline_s, changed=changed)
+        return DeltaSender(run, url, deadline_s=config.deadline_s, changed=changed, anchor_every=config.anchor_every)
     raise WeightsError(f"collectors want their weights over {transport!r}, which this version does not send")
