@@ -18,7 +18,7 @@ def receiver(offer: Mapping[str, Any], *, me: str = "") -> Receiver:
     knows it. Raises WeightsError for a transport that this version lacks."""
     transport = offer.get("transport")
     if transport == "shm":
-        return ShmReceiver()
+        return ShmReceiver(mapped=True)
     if transport == "file":
         return FileReceiver()
     if transport == "delta":

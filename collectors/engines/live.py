@@ -1,13 +1,15 @@
 """The served model and the next weights beside it.
 
-`stage` fills a second set of tensors while decoding goes on; `activate` exchanges the two sets in place and proves,
-from the live tensors, that what is served now is what was published. Failing that, the sets change places again.
+`stage` has a second set of tensors ready while decoding goes on: a copy, or the very memory that the learner wrote, if
+that is mapped. `activate` points the model at it, which copies nothing, and proves from the live tensors that what is
+served now is what was published. Failing that, the model is pointed back.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -40,33 +42,46 @@ def device_of(model: PreTrainedModel) -> str:
     return str(torch.cuda.get_device_properties(model.device).uuid)
 
 
+@dataclass(frozen=True, slots=True)
+class _Tensors:
+    """All of the model's tensors, by name, in one of the places it can be pointed at."""
+
+    by_name: Mapping[str, torch.Tensor]
+    own: bool  # written by this module, and free to be written again when the model is pointed elsewhere
+
+
 class LiveModel:
     """A model whose weights can be exchanged. `stage` runs in any thread, `activate` in the one that decodes."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model
-        self._beside: dict[str, torch.Tensor] = {}
-        self._staged: Served | None = None
+        tensors, self._tied = model_tensors(model)
+        self._parts: dict[str, torch.Tensor] = model.state_dict(keep_vars=True)  # what the layers compute with
+        self._live = _Tensors(dict(tensors), own=True)
+        self._staged: tuple[Served, _Tensors] | None = None
+        self._spare: Mapping[str, torch.Tensor] | None = None
         self._served: Served | None = None
-        # Held while the tensors beside are written or exchanged: an activation never takes a half-copied set.
+        # Held while tensors are written or exchanged: an activation never takes a half-copied set.
         self._lock = threading.Lock()
 
     def stage(self, staged: StagedWeights) -> None:
-        """Copy the weights beside the served ones; the newest staged ones win. Non-persistent buffers (rotary tables)
-        are functions of the configuration and stay.
+        """Have the weights ready beside the served ones: where they lie, if they are mapped on the model's device, else
+        as a copy. The newest staged ones win. Non-persistent buffers (rotary tables) are functions of the
+        configuration and stay.
 
         Raises WeightsError, before anything is copied, if a tensor is missing, extra, reordered, of another shape or
         type, or tied otherwise than here.
         """
         check_fits(self.model, staged)
         with self._lock:
-            self._staged = None
-            live, _ = model_tensors(self.model)
-            for name, tensor in live:
-                if name not in self._beside:
-                    self._beside[name] = torch.empty_like(tensor)
-                self._beside[name].copy_(staged.tensors[name])
-            self._staged = Served(staged.weights, staged.checksum)
+            if self._staged is not None:
+                (_, unused), self._staged = self._staged, None
+                self._let_go(unused)
+            if staged.mapped and all(tensor.device == self.model.device for tensor in staged.tensors.values()):
+                tensors = _Tensors(staged.tensors, own=False)
+            else:
+                tensors = _Tensors(self._copied(staged.tensors), own=True)
+            self._staged = Served(staged.weights, staged.checksum), tensors
 
     def activate(self, exchanged: Callable[[], None] = lambda: None) -> Served:
         """Serve the staged weights. Where they were published with a checksum, the live tensors are compared with it;
@@ -75,15 +90,18 @@ class LiveModel:
         with self._lock:
             if self._staged is None:
                 raise WeightsError("no weights are staged: call stage() before activate()")
-            served, self._staged = self._staged, None
-            self._exchange()
+            (served, tensors), self._staged = self._staged, None
+            self._point_at(tensors)
             exchanged()
             try:
                 if served.checksum:
                     verify_served(self.model, served.checksum)
             except WeightsError:
-                self._exchange()
+                self._point_at(self._live)
+                self._let_go(tensors)
                 raise
+            previous, self._live = self._live, tensors
+            self._let_go(previous)
             self._served = served
             return served
 
@@ -96,11 +114,20 @@ class LiveModel:
             tensors, _ = model_tensors(self.model)
             return self._served.weights, combined_checksum(tensors)
 
-    def _exchange(self) -> None:
-        """In place, so that tied aliases and whoever else holds a tensor follow."""
-        live, _ = model_tensors(self.model)
-        with torch.no_grad():
-            for name, tensor in live:
-                previous = tensor.clone()
-                tensor.copy_(self._beside[name])
-                self._beside[name].copy_(previous)
+    def _copied(self, tensors: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
+        copies, self._spare = self._spare, None
+        if copies is None:
+            copies = {name: torch.empty_like(tensor) for name, tensor in self._live.by_name.items()}
+        for name, copy in copies.items():
+            copy.copy_(tensors[name])
+        return copies
+
+    def _point_at(self, tensors: _Tensors) -> None:
+        """The layers' own objects get other memory: nothing is copied, and who holds one of them follows."""
+        for name, part in self._parts.items():
+            part.data = tensors.by_name[self._tied.get(name, name)]
+
+    def _let_go(self, tensors: _Tensors) -> None:
+        """The model is pointed elsewhere. Own memory is kept for the next copy; an engine whose weights come mapped
+        never asks for it, so it goes with the first of them."""
+        self._spare = tensors.by_name if tensors.own and self._live.own else None
