@@ -160,6 +160,8 @@ def _apply(record: np.void, positions: memoryview, values: memoryview, image: By
     itemsize, raw = int(record["itemsize"]), int(record["positions_raw"])
     if itemsize not in (1, 2, 4, 8) or elements > CHUNK or offset + elements * itemsize > image.size:
         raise ValueError(f"a record of {elements} x {itemsize} bytes at {offset} of an image of {image.size}")
+    if changed > elements or raw > 2 * elements:  # no stream is larger
+        raise ValueError(f"a record at {offset} of {changed} changes in {elements} elements, {raw} bytes of positions")
     words = image[offset : offset + elements * itemsize].view(f"<u{itemsize}")
     content = _expanded(positions, raw)
     if record["bitmap"]:

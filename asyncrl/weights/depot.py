@@ -11,7 +11,6 @@ Nothing is removed but files of names the caller gives, and folders that are the
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
@@ -22,6 +21,7 @@ from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
 
 from asyncrl.weights.base import WeightsError
+from asyncrl.weights.image import FULL
 
 COMMIT = "manifest.json"
 """The file that makes a folder complete."""
@@ -178,7 +178,7 @@ class LocalDepot:
             raise self._failed(f"{name} cannot be read", error) from error
 
     def _failed(self, what: str, error: OSError) -> WeightsError:
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        full = error.errno in FULL
         advice = "it is full: three versions and the one that is written must fit" if full else str(error.strerror)
         return WeightsError(f"{self._root}: {what}: {advice}")
 
