@@ -4,44 +4,28 @@ A token is of some version v, at most max_trajectory_age behind the learner. To 
 differently from what training has changed since, the learner needs its own log-prob of that token under v
 (`proximal.py`), so it keeps those versions: in the type that engines are served, for that is what they sampled from.
 
-The newest version is whole. An older tensor is kept as the difference to the version after it, a *reverse* delta: where
-it was another, and what it was there. That is lossless, whatever the numbers, and small where few elements change: an
-update of 1e-6 moves one bfloat16 in a hundred. Where most change, as in float32, the tensor is kept whole instead.
+The newest version is whole. An older tensor is kept as the difference to the version after it, a *reverse* delta
+(`weights/delta_codec.py`): what it was where it was another. That is lossless, whatever the numbers, and small where
+few elements change: an update of 1e-6 moves one bfloat16 in a hundred. Where many do, as in float32, it stays whole.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from asyncrl.learners.parallel import ALONE, Ranks
+from asyncrl.weights.delta_codec import Bytes, Extent, apply, encode
 
 SMALL = 64 * 1024
 """Bytes. Tensors up to this size, biases and norms, are kept whole: not worth looking."""
 
-_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-"""Integers to compare floats by: NaN is then equal to itself, and -0.0 is not 0.0."""
-
-
-@dataclass(frozen=True, slots=True)
-class Changed:
-    """A tensor, told by the version after it: where it was another, places int32 or int64 [n] in the flat tensor, and
-    what it was there, values [n]."""
-
-    places: Tensor
-    values: Tensor
-
-    @property
-    def nbytes(self) -> int:
-        return self.places.nbytes + self.values.nbytes
-
-
-Kept = Tensor | Changed
+Kept = Tensor | bytes
+"""A whole tensor, or its difference to the version after it."""
 
 
 class History:
@@ -80,7 +64,11 @@ class History:
     @property
     def nbytes(self) -> int:
         """Bytes of host memory, on this rank."""
-        return sum(kept.nbytes for tensors in self._versions.values() for kept in tensors)
+        return sum(
+            len(kept) if isinstance(kept, bytes) else kept.nbytes
+            for tensors in self._versions.values()
+            for kept in tensors
+        )
 
     def restart(self, version: int) -> None:
         """Forget all, and hold the weights of now as `version`: what led to them is no longer known."""
@@ -106,60 +94,57 @@ class History:
     def loading(self) -> Iterator[Callable[[int], None]]:
         """A function that gives the model the weights of a version. At the end, come what may, it has its own again.
 
-        Newest first is cheapest: each version is then made from the one before it. Only while the model's weights are
-        those of the newest version, between two steps. The function raises KeyError for a version that is not held.
+        Only while the model's weights are those of the newest version, between two steps. The function raises KeyError
+        for a version that is not held.
         """
         own = [
             kept if isinstance(kept, Tensor) and kept.dtype == live.dtype else live.to("cpu", copy=True)
             for kept, live in zip(self._versions[self.versions[0]], self._live(), strict=True)
         ]
-        loaded: int | None = None
 
         def load(version: int) -> None:
-            nonlocal loaded
-            with torch.no_grad():
-                for index, live in enumerate(self._live()):
-                    self._load(index, live, version, loaded)
-            loaded = version
-            self._ranks.refresh(self._model)
+            self._write(self._whole(version, index) for index in range(len(self._parameters)))
 
         try:
             yield load
         finally:
-            with torch.no_grad():
-                for live, tensor in zip(self._live(), own, strict=True):
-                    live.copy_(tensor)
-            self._ranks.refresh(self._model)
+            self._write(own)
 
-    def _load(self, index: int, live: Tensor, version: int, loaded: int | None) -> None:
-        """Write tensor `index` of `version` into `live`, which holds that of version `loaded`, unless it is None."""
-        deltas: list[Changed] = []
-        at = version
-        while at != loaded:
-            kept = self._versions[at][index]
-            if isinstance(kept, Tensor):
-                live.copy_(kept)
-                break
+    @torch.no_grad()
+    def _write(self, tensors: Iterable[Tensor]) -> None:
+        for live, tensor in zip(self._live(), tensors, strict=True):
+            live.copy_(tensor)
+        self._ranks.refresh(self._model)
+
+    def _whole(self, version: int, index: int) -> Tensor:
+        """One tensor of `version`."""
+        deltas = []
+        while isinstance(kept := self._versions[version][index], bytes):
             deltas.append(kept)
-            at += 1  # the newest is whole: this ends
+            version += 1  # the newest is whole: this ends
+        if not deltas:
+            return kept
+        whole = kept.clone()
         for delta in reversed(deltas):
-            live.view(-1)[delta.places.to(live.device)] = delta.values.to(live)
+            apply(delta, _bytes(whole))
+        return whole
 
     def _live(self) -> Iterator[Tensor]:
         return (self._ranks.own(parameter).detach() for parameter in self._parameters)
 
     def _now(self) -> list[Kept]:
-        return [live.to("cpu", self._dtype or live.dtype, copy=True) for live in self._live()]
+        return [live.to("cpu", self._dtype or live.dtype, copy=True).contiguous() for live in self._live()]
 
     def _smallest(self, old: Kept, new: Kept) -> Kept:
-        """`old` as the difference to `new`, or whole if that is not larger."""
+        """`old` as the difference to `new`, or whole if that is small or most of it changed."""
         assert isinstance(old, Tensor)
         assert isinstance(new, Tensor)
         if old.nbytes <= self._small:
             return old
-        bits = _BITS[old.element_size()]
-        places = (old.view(-1).view(bits) != new.view(-1).view(bits)).nonzero().squeeze(1)
-        if old.numel() < 2**31:
-            places = places.int()
-        delta = Changed(places, old.view(-1)[places])
-        return delta if delta.nbytes < old.nbytes else old
+        delta = encode(_bytes(new), _bytes(old), [Extent(0, old.nbytes, old.element_size())])
+        return old if delta is None else b"".join(delta.parts)
+
+
+def _bytes(tensor: Tensor) -> Bytes:
+    """uint8 [n]: the tensor's own memory."""
+    return tensor.view(-1).view(torch.uint8).numpy()
