@@ -106,7 +106,7 @@ class Course:
             transport = "no transport" if self.choice is None else self.choice.transport
             raise WeightsLate(
                 f"weights {tuple(self.weights)} are announced for {late:.0f} s (weights.deadline_s "
-                f"{self._deadline_s:.0f}) and not to be had over {transport}; offered are {offers}"
+                f"{self._deadline_s:g}) and not to be had over {transport}; offered are {offers}"
             )
 
     def told(self, now: float, unix: float) -> dict[str, Any]:

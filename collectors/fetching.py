@@ -52,7 +52,7 @@ class Fetcher:
             self._receivers.pop(transport, None)
             raise WeightsLate(
                 f"the receiver of weights over {transport} did not come back within weights.deadline_s "
-                f"{self._deadline_s:.0f} and {GRACE_S:.0f} s: it was given up, a new one tries again"
+                f"{self._deadline_s:g} and {GRACE_S:g} s: it was given up, a new one tries again"
             ) from None
         finally:
             if not fetching.done():

@@ -239,7 +239,7 @@ class Updates:
         except EngineError as error:
             self._fleet.fail(host, engine, str(error))
         except TimeoutError:
-            self._fleet.fail(host, engine, f"did not stage {tuple(staged.weights)} within {limit_s:.0f} s")
+            self._fleet.fail(host, engine, f"did not stage {tuple(staged.weights)} within {limit_s:g} s")
 
     async def _make_way(self, host: Host) -> None:
         """Have no request running in the engine, where `weights.update` says so."""
@@ -255,7 +255,7 @@ class Updates:
             entrance.close()
             entrance.interrupt(host.engine)
             if not await entrance.emptied(limit_s):
-                why = f"did not end {entrance.inside} requests that were aborted within {limit_s:.0f} s"
+                why = f"did not end {entrance.inside} requests that were aborted within {limit_s:g} s"
                 self._fleet.fail(host, host.engine, why)
 
     async def _activate(self, host: Host, weights: Weights) -> None:
@@ -275,7 +275,7 @@ class Updates:
         except EngineError as error:
             self._fleet.fail(host, engine, str(error))
         except TimeoutError:
-            self._fleet.fail(host, engine, f"did not {self.course.phase} {tuple(weights)} within {limit_s:.0f} s")
+            self._fleet.fail(host, engine, f"did not {self.course.phase} {tuple(weights)} within {limit_s:g} s")
 
     async def _hashed(self, host: Host) -> tuple[Weights, str]:
         """Raises WeightsError if the engine cannot say in time."""
@@ -284,7 +284,7 @@ class Updates:
             async with asyncio.timeout(limit_s):
                 return await host.engine.verify()
         except (EngineError, TimeoutError) as error:
-            why = str(error) or f"no answer within weights.deadline_s {limit_s:.0f}"
+            why = str(error) or f"no answer within weights.deadline_s {limit_s:g}"
             raise WeightsError(f"engine {host.engine.name} cannot say what it serves: {why}") from error
 
 

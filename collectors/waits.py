@@ -46,7 +46,7 @@ def waits_of(recipe: Recipe, fleet: Fleet, updates: Updates, *, scoring: Collect
         what, by = PHASES[course.phase]
         transport = "none" if course.choice is None else course.choice.transport
         what = what.format(weights=f"lineage {lineage} version {version}", transport=transport)
-        add(what, course.since, f"{by}, within {recipe.weights.deadline_s:.0f} s")
+        add(what, course.since, f"{by}, within {recipe.weights.deadline_s:g} s")
     elif course.error:
         add(f"weights that it can take: {course.error}", course.failed_at, "the learner, which publishes the next")
     elif fleet.oldest is None and not any(host.failed for host in fleet.hosts):
@@ -58,7 +58,7 @@ def waits_of(recipe: Recipe, fleet: Fleet, updates: Updates, *, scoring: Collect
         elif host.entrance.closed_since is not None and host.entrance.inside:
             what = f"the end of {host.entrance.inside} requests of engine {host.engine.name}, to serve new weights"
             within = recipe.collector.group_timeout_s if recipe.weights.update == "drain" else recipe.weights.deadline_s
-            add(what, host.entrance.closed_since, f"the engine, within {within:.0f} s")
+            add(what, host.entrance.closed_since, f"the engine, within {within:g} s")
         elif (still := host.still_s(here)) > STILL_S:
             what = f"a token of engine {host.engine.name}, which has {len(host.decoding)} requests"
             add(what, here - still, f"the engine; it is started again after {recipe.collector.group_timeout_s:.0f} s")

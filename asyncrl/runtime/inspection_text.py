@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from asyncrl.buffers.base import LIVE, State, Stats, TicketRow
 from asyncrl.buffers.limits import Limits
 from asyncrl.runtime.inspection import Found
-from asyncrl.staleness import Candidate, Weights, age, choose_batch, due
+from asyncrl.runtime.weights_text import named
+from asyncrl.staleness import Candidate, age, choose_batch, due
 from asyncrl.telemetry import text
 from asyncrl.telemetry.table import aligned, visible
 from asyncrl.telemetry.ticket import moments_of, timeline
@@ -89,7 +90,7 @@ def member_lines(stats: Stats, limits: Limits) -> list[str]:
         rows.append(
             (
                 visible(member.name),
-                _named(member.serving),
+                named(member.serving),
                 str(member.issued),
                 text.count(rate) if isinstance(rate, int | float) else "-",
                 f"{member.beat_age_s:.1f} s ago",
@@ -117,15 +118,10 @@ def _row(row: TicketRow, now: float) -> tuple[str, ...]:
         str(row.attempt),
         visible(row.owner) or "-",
         "-" if row.lo is None else str(row.lo),
-        " ".join(map(_named, row.uses)) or _named(row.trained),
+        " ".join(map(named, row.uses)) or named(row.trained),
         text.count(row.size) if row.size else "-",
         text.duration(now - max(row.times.values())) if row.times else "-",
     )
-
-
-def _named(weights: Weights | None) -> str:
-    """`lineage/version`, as in the archive's names."""
-    return "-" if weights is None else f"{weights.lineage}/{weights.version}"
 
 
 # --- head -------------------------------------------------------------------------------------------------------------

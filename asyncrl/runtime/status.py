@@ -9,6 +9,7 @@ from asyncrl.learners import phase as phases
 from asyncrl.learners.phase import LearnerPhase, Phase
 from asyncrl.runtime.inspection_text import error_lines, member_lines, run_fact
 from asyncrl.runtime.place import Place, opened
+from asyncrl.runtime.weights_text import weights_lines
 from asyncrl.telemetry import text
 from asyncrl.telemetry.table import aligned
 
@@ -20,7 +21,8 @@ async def status_of(place: Place) -> list[str]:
         stats, limits = await buffer.stats(), buffer.limits
     facts = [run_fact(stats, limits), ("learner", learner_fact(learner, stats))]
     after = error_lines(stats) or ["", *who_waits(stats, limits, learner)]
-    return [*aligned(facts), "", *member_lines(stats, limits), *after]
+    weights = weights_lines(stats) if stats.phase != "ended" else []
+    return [*aligned(facts), "", *member_lines(stats, limits), *(["", *weights] if weights else []), *after]
 
 
 def who_waits(stats: Stats, limits: Limits, learner: LearnerPhase | None, *, most: int | None = None) -> list[str]:
