@@ -127,6 +127,10 @@ class Images:
             segment = self._taken()
             try:
                 specs = _write(segment, weights, source, hashed)
+            except OSError:
+                self._segments.remove(segment)
+                segment.remove()  # what it grew by is what somebody else lacks now
+                raise
             finally:
                 segment.give()
         except OSError as error:

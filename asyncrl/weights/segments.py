@@ -55,7 +55,8 @@ class Segment:
         """What was taken may be read again."""
         with self._guard:
             self._taken = False
-            fcntl.flock(self._readers_fd, fcntl.LOCK_UN)
+            if not self._removed:
+                fcntl.flock(self._readers_fd, fcntl.LOCK_UN)
 
     def retain(self, sequence: int) -> None:
         """Begin to read, in this process. Raises WeightsGone if it holds something else by now, or is about to."""
