@@ -1,10 +1,11 @@
 """`buffer`: what the buffer's guarantees cost against bare GET and SET, and what stays flat however long a run is.
 
-1. put, and lease with its groups, against SET and GET of the same bytes by the same client on the same server, turn by
-   turn; and against a bare socket that speaks the protocol itself.
-2. Each operation with few and with very many tickets behind it, and with few and many live ones.
-3. From a put to the learner that waited for it, against a socket that only echoes.
-4. From a batch's groups to packed tensors, against a copy of the same bytes; and what it takes to read and check them.
+1. put of a group, and lease of a batch with its groups, against SET and GET of the same bytes by the same client on the
+   same server, turn by turn; and against a bare socket that speaks the protocol itself. A lease costs about as much for
+   one group as for eight, so that of one is shown beside the targets, which are for the batches that recipes have.
+2. From a put to the learner that waited for it, against a socket that only echoes.
+3. From a batch's groups to packed tensors, against a copy of the same bytes; and what it takes to read and check them.
+4. Each operation with few and very many tickets behind it, and with few and many live ones, round by round in turns.
 
 Control: rows that never leave for the archive make the store's memory grow with every ticket.
 """
@@ -14,10 +15,9 @@ from __future__ import annotations
 import asyncio
 import tempfile
 import time
-from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
-from itertools import count, permutations
+from itertools import permutations
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
@@ -27,16 +27,12 @@ import uvloop
 
 from asyncrl.benchmarks.echo import EchoServer
 from asyncrl.benchmarks.frame import Measured, Row, Say, Target
+from asyncrl.benchmarks.one_collector import Run, bytes_of_run, group_of, timeless
 from asyncrl.benchmarks.raw_socket import raw_socket
-from asyncrl.buffers.base import GroupHeader, Lease, Member, Ticket
-from asyncrl.buffers.limits import Limits
-from asyncrl.buffers.remote import RedisBuffer
 from asyncrl.buffers.server import EmbeddedServer
 from asyncrl.buffers.store import Store, open_store
-from asyncrl.schema import Group, Trajectory, VersionSpan, decode_all, digest, encode, pack
-from asyncrl.staleness import Weights
+from asyncrl.schema import decode_all, encode, pack
 
-MEMBERS = 8
 LENGTHS = (200, 1_000, 8_000, 32_000)  # tokens of a member
 GROUPS = 8  # of a batch: the smallest of a packaged recipe
 TRANSFER_TARGETS = {8_000: 0.6, 32_000: 0.85}
@@ -48,17 +44,6 @@ ASSEMBLY = 0.5
 FILL = 5_000  # tickets an operation adds while the past is made
 SMALL_BYTES = 16_384  # more than a group of eight tokens a member takes
 GONE_BYTES, STAYING_BYTES = 2.0, 100.0  # per past ticket: archived, and not
-
-BYTES = """
-local total, at = 0, '0'
-repeat
-  local found = redis.call('SCAN', at, 'MATCH', ARGV[1], 'COUNT', 1000)
-  at = found[1]
-  for _, key in ipairs(found[2]) do total = total + (redis.call('MEMORY', 'USAGE', key, 'SAMPLES', 0) or 0) end
-until at == '0'
-return total
-"""
-"""A script: a thousand collectors have ten thousand keys, and asking for each would weigh on what is measured."""
 
 
 def measure(*, quick: bool, say: Say) -> Measured:
@@ -76,63 +61,13 @@ async def _measure(folder: Path, *, quick: bool, say: Say) -> Measured:
         try:
             bench = _Bench(store, say)
             await bench.transfers(LENGTHS[:3] if quick else LENGTHS, turns=6 if quick else 36)
-            await bench.flatness(past=20_000 if quick else 1_000_000, live=10_000 if quick else 1_000_000)
             await bench.wake_up(Path(folder), turns=100 if quick else 1_000)
             bench.assembly(groups=16)
+            # Last: it takes minutes, and other loads on the machine cost both sides of it the same.
+            await bench.flatness(past=20_000 if quick else 1_000_000, live=10_000 if quick else 1_000_000)
             return Measured(rows=bench.rows, targets=bench.targets)
         finally:
             await store.close()
-
-
-class _Run:
-    """One run of the buffer and its one collector."""
-
-    def __init__(self, buffer: RedisBuffer, lineage: int) -> None:
-        self.buffer, self.lineage = buffer, lineage
-        self.member = Member("bench", "1")
-        self.seq = count()
-        self.step = 0
-        self.work: deque[Ticket] = deque()  # issued, oldest first
-
-    @classmethod
-    async def start(cls, store: Store, name: str, limits: Limits) -> _Run:
-        buffer = await store.create_run(name, recipe={}, recipe_hash=name, limits=limits)
-        run = cls(buffer, await buffer.new_lineage(parent=None, limits=limits))
-        await buffer.join(run.member, {})
-        await run.serve(0)
-        return run
-
-    async def serve(self, version: int) -> None:
-        weights = Weights(self.lineage, version)
-        await self.buffer.beat(self.member, serving=weights, checksum="", progress={}, info={})
-
-    async def tickets(self, want: int) -> list[Ticket]:
-        return await self.buffer.tickets(self.member, seq=next(self.seq), want=want, wait_s=0.0)
-
-    async def put(self, header: GroupHeader, payload: bytes) -> None:
-        answer = await self.buffer.put(self.member, header, payload)
-        assert answer == "held", answer
-
-    async def lease(self, step: int) -> list[bytes]:
-        """A batch's groups, each of them checked."""
-        leased = await self.buffer.lease(self.lineage, step, wait_s=0.0)
-        assert isinstance(leased, Lease), leased
-        return await self.buffer.payloads(leased)
-
-    def header(self, ticket: Ticket, payload: bytes) -> GroupHeader:
-        served = ticket.issued_for
-        return GroupHeader(
-            ordinal=ticket.ordinal,
-            attempt=ticket.attempt,
-            weights=served,
-            oldest=served.version,
-            newest=served.version,
-            spans=(served,),
-            tokens=MEMBERS,
-            seconds=1.0,
-            digest=digest(payload),
-            length=1.0,
-        )
 
 
 class _Bench:
@@ -159,16 +94,16 @@ class _Bench:
 
     async def _transfer(self, length: int, groups: int, turns: int) -> Row:
         """Batches of so many groups. `put_ms` and its like are of one group, `lease_ms` and its like of a batch."""
-        size = len(encode(_group(0, length)))
-        limits = _limits(max_age=0, groups_per_step=groups, max_steps=10 * turns, group_bytes=size + 4096)
-        run = await _Run.start(self.store, f"transfer-{length}-{groups}", limits)
+        size = len(encode(group_of(0, length)))
+        limits = timeless(max_age=0, groups_per_step=groups, max_steps=10 * turns, group_bytes=size + 4096)
+        run = await Run.start(self.store, f"transfer-{length}-{groups}", limits)
         client, keys = self.store.client, [f"asyncrl:{{bench}}:{n}" for n in range(groups)]
         times: dict[str, list[float]] = {}
         with raw_socket(self.store.url) as raw:
             for turn in range(turns + WARM_UP):
                 await run.serve(turn)
                 for n, ticket in enumerate(await run.tickets(groups)):
-                    payload = encode(_group(ticket.ordinal, length))
+                    payload = encode(group_of(ticket.ordinal, length))
                     header = run.header(ticket, payload)
 
                     writes: dict[str, Callable[[], Any]] = {
@@ -202,87 +137,10 @@ class _Bench:
 
     # --- 2 ------------------------------------------------------------------------------------------------------------
 
-    async def flatness(self, *, past: int, live: int) -> None:
-        few, _ = await self._with_past(1_000)
-        many, gone = await self._with_past(past)
-        _, staying = await self._with_past(20_000, archive=False)
-        await self._compare("past", {1_000: few, past: many})
-        await self._compare("live", {n: await self._with_live(n) for n in (1_000, live)})
-        self.targets += [
-            Target(f"store bytes per past ticket, {past:,}", gone, GONE_BYTES, "lower"),
-            Target("control: the same while rows never leave", staying, STAYING_BYTES, "higher"),
-        ]
-        self.say(f"{gone:.2f} bytes of the store per past ticket; {staying:.0f} if its row never left for the archive")
-
-    async def _compare(self, kind: str, runs: dict[int, _Run]) -> None:
-        """What each operation takes in a run with few tickets and in one with many, round by round in turns."""
-        times: dict[int, dict[str, list[float]]] = {tickets: {} for tickets in runs}
-        for turn in range(ROUNDS):
-            for tickets in runs if turn % 2 else reversed(runs):
-                await self._round(runs[tickets], times[tickets])
-        us = {t: {name: 1e6 * median(values) for name, values in times[t].items()} for t in runs}
-        (few, fast), (many, slow) = us.items()
-        growth = {name: slow[name] / fast[name] for name in fast}
-        self.rows += [
-            {"kind": kind, "tickets": tickets, **{f"{name}_us": us[tickets][name] for name in growth}}
-            for tickets in runs
-        ]
-        told = ", ".join(f"{name} {fast[name]:.0f} to {slow[name]:.0f} us" for name in growth)
-        self.say(f"{few:,} to {many:,} {kind} tickets: {told}")
-        name = f"slowest growth of an operation, {few:,} to {many:,} {kind} tickets"
-        self.targets.append(Target(name, max(growth.values()), FLAT, "lower"))
-
-    async def _with_past(self, past: int, *, archive: bool = True) -> tuple[_Run, float]:
-        """A run that has `past` trained tickets behind it, and what each of them takes of the store: bytes."""
-        limits = _limits(max_age=1, groups_per_step=4, max_steps=10**9, group_bytes=SMALL_BYTES)
-        run = await _Run.start(self.store, f"past-{past}-{archive}", limits)
-        empty = await bytes_of_run(run.buffer)
-        for step, first in enumerate(range(0, past, FILL)):
-            ordinals = range(first, min(past, first + FILL))
-            await run.buffer.recommit(run.lineage, step, [(n, 0) for n in ordinals])
-            run.step = step + 1
-            await run.buffer.checkpointed(run.lineage, run.step)
-            if archive:
-                settled = await run.buffer.settled(run.lineage, limit=FILL)
-                await run.buffer.archived(run.lineage, [row.ordinal for row in settled])
-        grown = await bytes_of_run(run.buffer) - empty
-        await run.buffer.join(run.member, {})  # what is committed again ends the work of all collectors
-        return run, grown / past
-
-    async def _with_live(self, live: int) -> _Run:
-        """A run with `live` tickets at work, a window as wide as they need."""
-        limits = _limits(
-            max_age=live // 4 + 1, groups_per_step=4, max_steps=10**9, group_bytes=SMALL_BYTES, max_bytes=1 << 50
-        )
-        run = await _Run.start(self.store, f"live-{live}", limits)
-        while len(run.work) < live:
-            run.work += await run.tickets(min(live - len(run.work), 1_000))
-        return run
-
-    async def _round(self, run: _Run, times: dict[str, list[float]]) -> None:
-        """One step of a run, each of its operations timed."""
-        payload = encode(_group(0, 8))
-
-        async def timed(name: str, call: Awaitable[Any]) -> Any:
-            started = time.perf_counter()
-            result = await call
-            times.setdefault(name, []).append(time.perf_counter() - started)
-            return result
-
-        await timed("beat", run.serve(run.step))
-        run.work += await timed("tickets", run.tickets(4))
-        for ticket in [run.work.popleft() for _ in range(4)]:
-            await timed("put", run.buffer.put(run.member, run.header(ticket, payload), payload))
-        await timed("lease", run.buffer.lease(run.lineage, run.step, wait_s=0.0))
-        await timed("commit", run.buffer.commit(run.lineage, run.step))
-        run.step += 1
-
-    # --- 3 ------------------------------------------------------------------------------------------------------------
-
     async def wake_up(self, folder: Path, *, turns: int) -> None:
-        limits = _limits(max_age=0, groups_per_step=1, max_steps=turns + 1, group_bytes=SMALL_BYTES)
-        run = await _Run.start(self.store, "wake-up", limits)
-        payload = encode(_group(0, 8))
+        limits = timeless(max_age=0, groups_per_step=1, max_steps=turns + 1, group_bytes=SMALL_BYTES)
+        run = await Run.start(self.store, "wake-up", limits)
+        payload = encode(group_of(0, 8))
         learner = await open_store(self.store.url)
         wakes, echoes = [], []
         try:
@@ -322,11 +180,11 @@ class _Bench:
         )
         self.targets.append(Target("wake-up p99 beyond a bare echo's, s", wake - echo, WAKE_S, "lower"))
 
-    # --- 4 ------------------------------------------------------------------------------------------------------------
+    # --- 3 ------------------------------------------------------------------------------------------------------------
 
     def assembly(self, *, groups: int) -> None:
         for length in (1_000, 8_000):
-            payloads = [encode(_group(n, length)) for n in range(groups)]
+            payloads = [encode(group_of(n, length)) for n in range(groups)]
             size = sum(map(len, payloads))
             flat = np.frombuffer(b"".join(payloads), np.uint8)
             times: dict[str, list[float]] = {"check": [], "pack": [], "copy": []}
@@ -349,50 +207,82 @@ class _Bench:
             )
             self.targets.append(Target(f"assembly against a copy, {size / 1e6:.1f} MB", share, ASSEMBLY, "higher"))
 
+    # --- 4 ------------------------------------------------------------------------------------------------------------
 
-async def bytes_of_run(buffer: RedisBuffer) -> int:
-    """What the run's keys take in the store; the server's own total has its clients' buffers in it."""
-    return int(await buffer.store.client.eval(BYTES, 0, f"{buffer.prefix}:*"))
+    async def flatness(self, *, past: int, live: int) -> None:
+        few, _ = await self._with_past(1_000)
+        many, gone = await self._with_past(past)
+        _, staying = await self._with_past(20_000, archive=False)
+        await self._compare("past", {1_000: few, past: many})
+        await self._compare("live", {n: await self._with_live(n) for n in (1_000, live)})
+        self.targets += [
+            Target(f"store bytes per past ticket, {past:,}", gone, GONE_BYTES, "lower"),
+            Target("control: the same while rows never leave", staying, STAYING_BYTES, "higher"),
+        ]
+        self.say(f"{gone:.2f} bytes of the store per past ticket; {staying:.0f} if its row never left for the archive")
 
+    async def _compare(self, kind: str, runs: dict[int, Run]) -> None:
+        """What each operation takes in a run with few tickets and in one with many, round by round in turns."""
+        times: dict[int, dict[str, list[float]]] = {tickets: {} for tickets in runs}
+        for turn in range(ROUNDS):
+            for tickets in runs if turn % 2 else reversed(runs):
+                await self._round(runs[tickets], times[tickets])
+        us = {t: {name: 1e6 * median(values) for name, values in times[t].items()} for t in runs}
+        (few, fast), (many, slow) = us.items()
+        growth = {name: slow[name] / fast[name] for name in fast}
+        self.rows += [
+            {"kind": kind, "tickets": tickets, **{f"{name}_us": us[tickets][name] for name in growth}}
+            for tickets in runs
+        ]
+        told = ", ".join(f"{name} {fast[name]:.0f} to {slow[name]:.0f} us" for name in growth)
+        self.say(f"{few:,} to {many:,} {kind} tickets: {told}")
+        name = f"slowest growth of an operation, {few:,} to {many:,} {kind} tickets"
+        self.targets.append(Target(name, max(growth.values()), FLAT, "lower"))
 
-def _limits(**chosen: Any) -> Limits:
-    """Without limits of time: a slow machine is not a lost collector."""
-    return Limits(member_timeout_s=1e6, ticket_progress_s=1e6, no_progress_s=1e9, **chosen)
+    async def _with_past(self, past: int, *, archive: bool = True) -> tuple[Run, float]:
+        """A run that has `past` trained tickets behind it, and what each of them takes of the store: bytes."""
+        limits = timeless(max_age=1, groups_per_step=4, max_steps=10**9, group_bytes=SMALL_BYTES)
+        run = await Run.start(self.store, f"past-{past}-{archive}", limits)
+        empty = await bytes_of_run(run.buffer)
+        for step, first in enumerate(range(0, past, FILL)):
+            ordinals = range(first, min(past, first + FILL))
+            await run.buffer.recommit(run.lineage, step, [(n, 0) for n in ordinals])
+            run.step = step + 1
+            await run.buffer.checkpointed(run.lineage, run.step)
+            if archive:
+                settled = await run.buffer.settled(run.lineage, limit=FILL)
+                await run.buffer.archived(run.lineage, [row.ordinal for row in settled])
+        grown = await bytes_of_run(run.buffer) - empty
+        await run.buffer.join(run.member, {})  # what is committed again ends the work of all collectors
+        return run, grown / past
 
-
-def _group(ordinal: int, length: int) -> Group:
-    """A group of MEMBERS answers of `length` tokens each, 16 of them the prompt's (fewer where it is shorter)."""
-    prompt = min(16, length // 2)
-    sampled = np.arange(length) >= prompt
-    rng = np.random.default_rng(ordinal)
-    rows = [
-        Trajectory(
-            token_ids=rng.integers(0, 50_000, length, np.int32),
-            loss_mask=sampled.astype(np.uint8),
-            logprobs=np.where(sampled, rng.random(length, np.float32) - 1, 0).astype(np.float32),
-            versions=np.where(sampled, 0, -1).astype(np.int32),
-            member=member,
-            prompt_length=prompt,
-            spans=(VersionSpan(Weights(1, 0), prompt, length, "c"),),
-            reward=0.5,
-            reward_parts={"exact": 0.5},
-            finish_reason="stop",
+    async def _with_live(self, live: int) -> Run:
+        """A run with `live` tickets at work, a window as wide as they need."""
+        limits = timeless(
+            max_age=live // 4 + 1, groups_per_step=4, max_steps=10**9, group_bytes=SMALL_BYTES, max_bytes=1 << 50
         )
-        for member in range(MEMBERS)
-    ]
-    return Group(
-        ticket=ordinal,
-        attempt=0,
-        lineage=1,
-        task="bench",
-        row_id=str(ordinal),
-        collector="bench",
-        engine="bench",
-        sampling={"temperature": 1.0},
-        issued=0.0,
-        put=0.0,
-        trajectories=rows,
-    )
+        run = await Run.start(self.store, f"live-{live}", limits)
+        while len(run.work) < live:
+            run.work += await run.tickets(min(live - len(run.work), 1_000))
+        return run
+
+    async def _round(self, run: Run, times: dict[str, list[float]]) -> None:
+        """One step of a run, each of its operations timed."""
+        payload = encode(group_of(0, 8))
+
+        async def timed(name: str, call: Awaitable[Any]) -> Any:
+            started = time.perf_counter()
+            result = await call
+            times.setdefault(name, []).append(time.perf_counter() - started)
+            return result
+
+        await timed("beat", run.serve(run.step))
+        run.work += await timed("tickets", run.tickets(4))
+        for ticket in [run.work.popleft() for _ in range(4)]:
+            await timed("put", run.buffer.put(run.member, run.header(ticket, payload), payload))
+        await timed("lease", run.buffer.lease(run.lineage, run.step, wait_s=0.0))
+        await timed("commit", run.buffer.commit(run.lineage, run.step))
+        run.step += 1
 
 
 async def _each(get: Callable[[str], Awaitable[Any]], keys: list[str]) -> list[Any]:

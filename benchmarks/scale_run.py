@@ -20,7 +20,7 @@ from pathlib import Path
 
 import msgspec
 
-from asyncrl.benchmarks.buffer_ops import bytes_of_run
+from asyncrl.benchmarks.one_collector import bytes_of_run
 from asyncrl.benchmarks.scale_clients import MODULE, READY, RUN, Fetched, Report, Setting, TimedBuffer
 from asyncrl.buffers.archive_ledger import ArchiveLedger
 from asyncrl.buffers.audit import ledger_problems, moved_problems

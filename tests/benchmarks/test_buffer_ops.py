@@ -10,8 +10,9 @@ import pytest
 import pytest_asyncio
 
 from asyncrl.benchmarks import buffer_ops
-from asyncrl.benchmarks.buffer_ops import GONE_BYTES, STAYING_BYTES, _Bench, _group
+from asyncrl.benchmarks.buffer_ops import GONE_BYTES, STAYING_BYTES, _Bench
 from asyncrl.benchmarks.frame import Row
+from asyncrl.benchmarks.one_collector import group_of
 from asyncrl.buffers.server import EmbeddedServer
 from asyncrl.buffers.store import open_store
 from asyncrl.schema import decode, encode
@@ -28,7 +29,7 @@ async def bench(tmp_path: Path) -> AsyncIterator[_Bench]:
 @pytest.mark.asyncio
 async def test_a_transfer_is_compared_with_the_same_bytes(bench: _Bench) -> None:
     row = await bench._transfer(200, groups=3, turns=4)
-    assert (row["groups"], row["bytes"]) == (3, len(encode(_group(0, 200))))
+    assert (row["groups"], row["bytes"]) == (3, len(encode(group_of(0, 200))))
     assert all(row[f"{name}_ms"] > 0 for name in ("put", "set", "raw_set", "lease", "get", "raw_get"))
     assert row["put_of_set"] == pytest.approx(row["set_ms"] / row["put_ms"])
 
@@ -71,7 +72,7 @@ async def test_a_wake_up_is_measured_beside_an_echo(bench: _Bench, tmp_path: Pat
 
 @pytest.mark.asyncio
 async def test_assembly_is_of_groups_that_the_record_accepts(bench: _Bench) -> None:
-    decode(encode(_group(3, 64)))
+    decode(encode(group_of(3, 64)))
     bench.assembly(groups=2)
     assert [row["kind"] for row in json.loads(json.dumps(bench.rows))] == ["assembly"] * 2
     assert all(type(target.met) is bool for target in bench.targets), "JSON knows no other"
