@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import Any
+from urllib.parse import urlsplit
 
 from asyncrl.config.recipe import WeightsConfig
 from asyncrl.weights.base import Receiver, Sender, Transport, WeightsError
@@ -13,9 +14,9 @@ from asyncrl.weights.file import FileReceiver, FileSender
 from asyncrl.weights.shm import ShmReceiver
 
 
-def receiver(offer: Mapping[str, Any], *, me: str = "") -> Receiver:
+def receiver(offer: Mapping[str, Any], *, me: str = "", device: str = "cpu") -> Receiver:
     """The collector's side of the transport that made `offer`. `me`: the collector's incarnation, by which a roster
-    knows it. Raises WeightsError for a transport that this version lacks."""
+    knows it; `device`: as in its `Place`. Raises WeightsError for a transport that this version lacks."""
     transport = offer.get("transport")
     if transport == "shm":
         return ShmReceiver(mapped=True)
@@ -23,11 +24,24 @@ def receiver(offer: Mapping[str, Any], *, me: str = "") -> Receiver:
         return FileReceiver()
     if transport == "delta":
         return DeltaReceiver()
+    if transport == "collective":
+        from asyncrl.weights.collective_receiver import CollectiveReceiver
+
+        return CollectiveReceiver(me, device=device)
     raise WeightsError(f"weights were published over {transport!r}; this version does not receive over it")
 
 
-def sender(transport: Transport, config: WeightsConfig, *, run: str, changed: Callable[[], None]) -> Sender:
+def sender(
+    transport: Transport,
+    config: WeightsConfig,
+    *,
+    run: str,
+    changed: Callable[[], None],
+    store_url: str = "",
+    device: str = "cpu",
+) -> Sender:
     """The learner's side of `transport`. It calls `changed`, from whatever thread, when its offer is another.
+    `store_url`: of the buffer, whose host the collectors reach as well; `device`: as in the learner's `Place`.
 
     Raises WeightsError: the transport cannot work on this host, or as the recipe has it. May block for seconds.
     """
@@ -39,4 +53,15 @@ def sender(transport: Transport, config: WeightsConfig, *, run: str, changed: Ca
         if transport == "file":
             return FileSender(run, url, deadline_s=config.deadline_s, changed=changed)
         return DeltaSender(run, url, deadline_s=config.deadline_s, changed=changed, anchor_every=config.anchor_every)
+    if transport == "collective":
+        from asyncrl.weights.collective import CollectiveSender
+
+        return CollectiveSender(
+            deadline_s=config.deadline_s,
+            toward=urlsplit(store_url).hostname or "127.0.0.1",  # a store without a host is for this one only
+            interface=config.interface,
+            port=config.port,
+            device=device,
+            changed=changed,
+        )
     raise WeightsError(f"collectors want their weights over {transport!r}, which this version does not send")
