@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from asyncrl.config.recipe import Recipe
     from asyncrl.staleness import Weights
+    from asyncrl.weights.manifest import Pieces
     from asyncrl.weights.reach import Place
 
 log = logging.getLogger(__name__)
@@ -46,6 +47,7 @@ class Outlet:
         """`stop`: when set, a store that is away is no error any more."""
         self._config = recipe.weights
         self._run = recipe.run.name
+        self._store_url = recipe.buffer.url
         self._buffer = buffer
         self._stop = stop
         self._images = Images(recipe.run.name)
@@ -76,7 +78,12 @@ class Outlet:
             self._task.result()
 
     async def publish(
-        self, weights: Weights, source: Iterable[tuple[str, torch.Tensor]], *, tied: Mapping[str, str], fork: Weights
+        self,
+        weights: Weights,
+        source: Iterable[tuple[str, torch.Tensor | Pieces]],
+        *,
+        tied: Mapping[str, str],
+        fork: Weights,
     ) -> Image:
         """Make `weights` available to the collectors of this host, and soon to all others. `source` is consumed in a
         thread. Raises WeightsError, or what ended the task."""
@@ -152,7 +159,14 @@ class Outlet:
     async def _make(self, transport: Transport) -> None:
         """A sender, with what it must load: in a thread. Raises WeightsError where the recipe names its transport."""
         try:
-            made = await asyncio.to_thread(sender, transport, self._config, run=self._run, changed=self._wake)
+            made = await asyncio.to_thread(
+                sender,
+                *(transport, self._config),
+                run=self._run,
+                changed=self._wake,
+                store_url=self._store_url,
+                device=self._place.device,
+            )
         except WeightsError as error:
             if transport == self._config.transport:
                 raise
