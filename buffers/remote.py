@@ -32,7 +32,7 @@ from asyncrl.buffers.base import (
 from asyncrl.buffers.limits import Limits
 from asyncrl.buffers.memory import DEADLINE_SLACK_S, checked_payloads
 from asyncrl.buffers.puts import Puts
-from asyncrl.buffers.replies import header_doc, header_of, row_of, stats_of, weights_of
+from asyncrl.buffers.replies import header_of, row_of, stats_of, weights_of
 from asyncrl.buffers.store import Store, limits_doc, payload_key, run_prefix
 from asyncrl.buffers.words import waiting_words
 from asyncrl.staleness import Weights
@@ -142,7 +142,7 @@ class RedisBuffer:
             "name": member.name,
             "incarnation": member.incarnation,
             "attempt": header.attempt,
-            "header": header_doc(header),
+            "header": header,
         }
         while True:
             reply = await self._put_once(header, payload, arguments)

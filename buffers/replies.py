@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import msgspec
-
 from asyncrl.buffers.base import GroupHeader, MemberStats, State, Stats, TicketRow
 from asyncrl.buffers.words import blocked_words, waiting_words
 from asyncrl.staleness import Weights
@@ -14,11 +12,6 @@ from asyncrl.staleness import Weights
 
 def weights_of(pair: Sequence[int] | None) -> Weights | None:
     return Weights(int(pair[0]), int(pair[1])) if pair else None
-
-
-def header_doc(header: GroupHeader) -> dict[str, Any]:
-    result: dict[str, Any] = msgspec.to_builtins(header)
-    return result
 
 
 def header_of(doc: Mapping[str, Any]) -> GroupHeader:
