@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 from asyncrl.buffers.base import Lease
@@ -21,9 +23,9 @@ class Train(msgspec.Struct, frozen=True, tag="train"):
 
 
 class Gather(msgspec.Struct, frozen=True, tag="gather"):
-    """Give rank 0 the parts of the weights, or of the optimizer's state."""
+    """Give rank 0 the parts of the weights, to be saved or as they are served, or of the optimizer's state."""
 
-    what: str  # weights | optimizer
+    what: Literal["weights", "served", "optimizer"]
 
 
 class End(msgspec.Struct, frozen=True, tag="end"):

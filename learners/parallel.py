@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
@@ -21,6 +21,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from asyncrl.learners.commands import Command, End, decoded, encoded
+from asyncrl.learners.gathering import Gathering
+from asyncrl.weights.manifest import Pieces
 
 
 class Watch(Protocol):
@@ -194,6 +196,14 @@ class Sharded:
             full = self.whole(parameter)
             if self.rank == 0:
                 targets[name].copy_(full)
+
+    def stream(self, model: PreTrainedModel, dtype: torch.dtype) -> Iterator[tuple[str, Pieces]]:
+        """Rank 0: the trained parameters one after the other, in `dtype`, while the others `give` theirs."""
+        return Gathering(model, dtype, rank=self.rank, size=self.size).receive()
+
+    def give(self, model: PreTrainedModel, dtype: torch.dtype) -> None:
+        """Another rank: its part of what rank 0's `stream` yields."""
+        Gathering(model, dtype, rank=self.rank, size=self.size).send()
 
     def total(self, values: Sequence[float]) -> list[float]:
         sums = torch.tensor(values, dtype=torch.float64)

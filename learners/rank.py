@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
+import torch
 
 from asyncrl.buffers.base import Buffer
 from asyncrl.buffers.patience import patiently
@@ -33,10 +34,14 @@ async def follow(recipe: Recipe, buffer: Buffer, ranks: Sharded, *, model_path: 
             groups = await _fetched(buffer, command, ranks.rank, limit_s=recipe.run.no_progress_s)
             result = trainer.train_share(groups, shares=command.shares, version=command.lease.step)
             ranks.collect(as_message(result.seen), [])
-        elif isinstance(command, Gather) and command.what == "weights":
-            ranks.gather(trainer.model, trainer.whole)
         elif isinstance(command, Gather):
-            trainer.optimizer.state_dict()
+            match command.what:
+                case "weights":
+                    ranks.gather(trainer.model, trainer.whole)
+                case "served":
+                    ranks.give(trainer.model, getattr(torch, recipe.model.dtype))
+                case "optimizer":
+                    trainer.optimizer.state_dict()
         else:
             return
 

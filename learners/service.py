@@ -13,13 +13,14 @@ import asyncio
 import gc
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 import pyarrow as pa
+import torch
 
 from asyncrl.buffers.archive import Archive
 from asyncrl.buffers.base import Buffer, BufferError, Fenced, Lease, Stats
@@ -36,14 +37,15 @@ from asyncrl.learners.costs import empty_fills, step_costs, use_metrics, weights
 from asyncrl.learners.damage import sound_groups
 from asyncrl.learners.diagnostics import step_metrics
 from asyncrl.learners.evaluation import Evaluations, stored_evaluations
+from asyncrl.learners.gathering import merged
 from asyncrl.learners.lasting import LastingBuffer, LeaseGone
 from asyncrl.learners.ledger import move_settled
 from asyncrl.learners.limits import limits_of
-from asyncrl.learners.lora import in_dtype, served_weights
+from asyncrl.learners.lora import ServedWeights, has_adapter, in_dtype, served_weights
 from asyncrl.learners.model import load_tokenizer, longest_sequence
 from asyncrl.learners.optimize import Updates
 from asyncrl.learners.outlet import Outlet
-from asyncrl.learners.parallel import ALONE, Ranks
+from asyncrl.learners.parallel import ALONE, Ranks, Sharded
 from asyncrl.learners.phase import Phase, PhaseFile
 from asyncrl.learners.recovery import Recovered, lineages_in, newest_known, recover
 from asyncrl.learners.summary import summarise
@@ -52,6 +54,7 @@ from asyncrl.schema import span_weights
 from asyncrl.staleness import Lineages, Weights
 from asyncrl.telemetry.documents import write_document
 from asyncrl.telemetry.metrics import MetricsWriter, read_metrics
+from asyncrl.weights.manifest import Pieces
 from asyncrl.weights.reach import device_of, here
 
 log = logging.getLogger(__name__)
@@ -407,17 +410,23 @@ class _Learner:
             return 0.0
         self.enter(Phase.PUBLISHING)
         started = time.monotonic()
-        await asyncio.to_thread(self._gather)
         served = served_weights(self.trainer.whole)
-        image = await self.outlet.publish(
-            self.weights,
-            in_dtype(served, self.recipe.model.dtype),
-            tied=served.tied,
-            fork=Weights(*self.lineages.forks[self.lineage]),
-        )
+        fork = Weights(*self.lineages.forks[self.lineage])
+        image = await self.outlet.publish(self.weights, self._source(served), tied=served.tied, fork=fork)
         self.published = self.version
         self.published_bytes = image.manifest.nbytes
         return time.monotonic() - started
+
+    def _source(self, served: ServedWeights) -> Iterator[tuple[str, torch.Tensor | Pieces]]:
+        """What is published, one tensor at a time, in the type that engines compute in. Several ranks give what they
+        have trained in pieces, adapters whole: the sum that is served needs both factors."""
+        dtype = self.recipe.model.dtype
+        if isinstance(self.ranks, Sharded) and not has_adapter(self.trainer.model):
+            self.ranks.tell(Gather("served"))
+            yield from merged(served, self.ranks.stream(self.trainer.model, getattr(torch, dtype)), dtype)
+        else:
+            self._gather()
+            yield from in_dtype(served, dtype)
 
     async def checkpoint(self) -> None:
         """Save the current version, unless it is saved already. Its commit was acknowledged before."""

@@ -223,6 +223,7 @@ def _gather(fd: int, mapped: NDArray[np.uint8], start: int, name: str, pieces: P
         if hashed:
             digest.update(content)
         at = end
+        del part, content  # so that whoever makes the next piece can use this one's memory
     if at != start + pieces.nbytes:
         raise WeightsError(f"{name} of shape {pieces.shape} has {pieces.nbytes} bytes, of which {at - start} came")
     return digest.hexdigest() if hashed else ""

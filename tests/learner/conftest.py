@@ -147,6 +147,12 @@ def forgetful() -> ModuleType:
     return _load("forgetful")
 
 
+@pytest.fixture(scope="session")
+def gathered() -> ModuleType:
+    """The module `gathered`."""
+    return _load("gathered")
+
+
 def _load(name: str) -> ModuleType:
     spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
     assert spec is not None
