@@ -13,5 +13,6 @@ BENCHMARKS = {
     "soak": ("asyncrl.benchmarks.soak", "kill -9 in every phase of a run: is anything lost, or trained twice?"),
     "sync-vs-async": ("asyncrl.benchmarks.sync_vs_async", "What asynchrony gains at each age, against the model."),
     "vs-trl": ("asyncrl.benchmarks.vs_trl", "Against TRL's GRPOTrainer: same model, prompts and cores."),
+    "weights": ("asyncrl.benchmarks.weights", "New weights on their way to the engines, against a memcpy."),
 }
 """name -> (module, one line)."""
