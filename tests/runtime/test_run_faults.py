@@ -170,10 +170,12 @@ def test_a_run_of_two_ranks_is_stopped_and_goes_on_with_one_and_with_two_again(b
     assert not any(map(is_alive, tree))
     last = run.steps()[-1]
     assert [record["version"] for record in run.records() if record.get("event") == "checkpoint"][-1] == last
-    for ranks in (1, 2):
+    for ranks, updates in ((1, 1), (2, 3)):
         last += 3
-        more = ("--set", f"run.max_steps={last}", "--set", f"learner.ranks={ranks}")
-        resumed = start("-m", "asyncrl.cli.main", "run", "--resume", *more, cwd=run.working)
+        more = (f"run.max_steps={last}", f"learner.ranks={ranks}", f"learner.updates_per_step={updates}")
+        setting = [text for key in more for text in ("--set", key)]
+        resumed = start("-m", "asyncrl.cli.main", "run", "--resume", *setting, cwd=run.working)
         out, err = resumed.communicate(timeout=START_S)
         assert resumed.returncode == 0, out + err
         assert run.steps() == list(range(1, last + 1)), "no step is lost and none is repeated"
+        assert [record["updates"] for record in run.records() if "updates" in record][-3:] == [updates] * 3
