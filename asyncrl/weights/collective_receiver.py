@@ -27,7 +27,8 @@ from asyncrl.weights.meeting import Visit
 from asyncrl.weights.memory import Spare
 from asyncrl.weights.roster import Knock, Report
 
-AFTER_S = 5.0
+AFTER_S = 1.0
+"""What attempts wait for longer than the caller, whose message says more than theirs; then they are gone."""
 
 
 class CollectiveReceiver:
@@ -130,16 +131,17 @@ class Part:
         expected = self._expected
         visit, ear = session.visits(self._left())
         self._doing = "asking for the epoch"
-        if visit.newest() != expected.epoch:
+        # It may have been in this one already, and need the weights again.
+        if visit.newest() != expected.epoch or visit.is_closed(expected.epoch):
             visit.stray(session.me)
-            raise WeightsGone(f"{expected}: there is a newer one")
+            raise WeightsGone(f"{expected}: it began without this collector; there will be a next")
         visit.knock(expected.epoch, Knock(session.me, session.device, session.group.id if session.group else 0))
         self._doing = "waiting for it to begin"
         roster = visit.roster(expected.epoch, self._left())
         rank = roster.rank(session.me)
         if rank is None:
             visit.stray(session.me)
-            raise WeightsGone(f"{expected}: it began without this collector, or was called off; there will be a next")
+            raise WeightsGone(f"{expected}: it was called off, or began just now; there will be a next")
         Attempt(lambda: self._listen(session.me, ear), name=f"weights-hear-{expected.epoch}", ended=self._ended)
         try:
             if session.group is None or session.group.id != roster.group:
@@ -181,7 +183,7 @@ class Part:
         return StagedWeights(expected.weights, tensors_in(data, manifest), manifest.tied, manifest.checksum)
 
     def _left(self) -> float:
-        """Seconds for what an attempt waits for: more than its caller waits, whose message says more."""
+        """Seconds that an attempt may wait."""
         return max(0.0, self._until - time.monotonic()) + AFTER_S
 
 

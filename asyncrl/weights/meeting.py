@@ -132,6 +132,10 @@ class Visit:
         """The epoch that is open, or was last."""
         return int(self.store.get("epoch"))
 
+    def is_closed(self, epoch: int) -> bool:
+        """Whether its roster is."""
+        return bool(self.store.check([f"{epoch}/roster"]))
+
     def knock(self, epoch: int, knock: Knock) -> None:
         """Say that this member is there."""
         self._append(f"{epoch}/knocks", knock)
