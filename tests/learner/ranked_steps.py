@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 import torch
 
-from asyncrl.config.recipe import Learner, Lora, Model, Recipe
+from asyncrl.config.recipe import Buffer, Learner, Lora, Model, Objective, Recipe
 from asyncrl.learners.lora import served_weights
 from asyncrl.learners.optimize import Optimizer
 from asyncrl.learners.parallel import Ranks, Sharded
@@ -30,12 +30,21 @@ from asyncrl.learners.shares import (
 )
 from asyncrl.learners.step import accumulate, train_step
 from asyncrl.learners.trained import load_trained
+from asyncrl.learners.trainer import Trainer
 from asyncrl.schema import decode
 
 RECIPE = Recipe(learner=Learner(learning_rate=1e-2, warmup_steps=0, max_grad_norm=0.5))
 ADAPTED = msgspec.structs.replace(RECIPE, model=Model(lora=Lora(r=4, alpha=8)))
+ASKING = Recipe(
+    learner=Learner(learning_rate=2e-3, warmup_steps=0, max_tokens_per_microbatch=25),
+    objective=Objective(proximal="behaviour-version"),
+    buffer=Buffer(max_trajectory_age=3),
+)
 STEPS = ((0, 1, 2, 3, 4), (4,), (1, 2, 3))
 """Groups of each step; in the second, all ranks but one have none."""
+
+ASKED_STEPS = ((0, 2), (0, 1, 2, 3, 4), (4,), (1, 2, 3))
+"""The groups with odd numbers are of version 1, the others of version 0."""
 
 LIMIT_S = 240.0
 
@@ -45,12 +54,13 @@ OBJECTIVE = {"objective": RECIPE.objective, "temperature": 1.0, "max_tokens": 25
 
 
 def outcome(ranks: Ranks, folder: Path) -> dict[str, Any]:
-    """On rank 0: steps with all weights trained and with adapters, of two updates, one that one rank must skip, one
-    after a resume."""
+    """On rank 0: steps with all weights trained and with adapters, of two updates, by the versions that sampled, one
+    that one rank must skip, one after a resume."""
     return {
         "whole": train(ranks, folder, RECIPE),
         "adapted": train(ranks, folder, ADAPTED),
         "several": several(ranks, folder),
+        "asking": ask(ranks, folder),
         "skipped": skip(ranks, folder),
         "resumed": resume(ranks, folder),
     }
@@ -103,6 +113,25 @@ def several(ranks: Ranks, folder: Path) -> dict[str, Any]:
         result = train_step(model, optimizer, *own, **OBJECTIVE, parts=parts, ranks=ranks)
         norms += [update.grad_norm for update in result.updates.each]
     return {"weights": _weights(ranks, model, whole), "norms": norms, "counts": (optimizer.updates, optimizer.steps)}
+
+
+def ask(ranks: Ranks, folder: Path) -> dict[str, Any]:
+    """ASKED_STEPS, each of which asks the versions that sampled; from the third on none of them is its own."""
+    trainer = Trainer.load(ASKING, folder / "model", None, ranks)
+    groups = groups_of(folder)
+    accounts = []
+    for version, chosen in enumerate(ASKED_STEPS):
+        step = trainer.prepare([groups[n] for n in chosen], version=version)
+        if ranks.rank == 0:
+            seen, _ = trainer.train(step)
+            assert not np.isnan(seen.proximal[seen.included]).any()
+            accounts.append([*seen.proximal[seen.included], *seen.ratio])
+        else:
+            own = [step.groups[n] for n in share_groups(step.shares, ranks.rank)]
+            ranks.collect(as_message(trainer.train_share(own, shares=step.shares, version=version).seen), [])
+    assert trainer.history is not None
+    held = (trainer.history.versions, trainer.history.nbytes)
+    return {"weights": _weights(ranks, trainer.model, trainer.whole), "accounts": accounts, "held": held}
 
 
 def skip(ranks: Ranks, folder: Path) -> dict[str, Any]:

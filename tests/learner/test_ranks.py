@@ -17,6 +17,7 @@ from asyncrl.learners.shares import balance, group_loads, share_of
 from asyncrl.learners.step import accumulate
 from asyncrl.learners.trained import load_trained
 from asyncrl.schema import encode
+from asyncrl.staleness import Weights
 
 LIMIT_S = 300.0
 
@@ -34,7 +35,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory, model_path: Path, make_row:
             n = int(generator.integers(1, 12))
             completion, logprobs = generator.integers(0, 24, n).tolist(), generator.normal(-3, 0.5, n).tolist()
             rows.append(
-                make_row([1, 2, 3], completion, logprobs, reward=float(generator.integers(0, 3)), member=member)
+                make_row(
+                    [1, 2, 3],
+                    completion,
+                    logprobs,
+                    reward=float(generator.integers(0, 3)),
+                    weights=Weights(1, ticket % 2),
+                    member=member,
+                )
             )
         (folder / "groups" / f"{ticket}.arrow").write_bytes(encode(make_group(rows, ticket=ticket)))
     return folder
@@ -88,6 +96,13 @@ def test_ranks_take_the_step_that_one_takes(folder: Path, alone: dict[str, Any],
     assert found["several"]["counts"] == alone["several"]["counts"] == (5, 3)
     np.testing.assert_allclose(found["several"]["norms"], alone["several"]["norms"], rtol=1e-3)
     close(found["several"]["weights"], alone["several"]["weights"])
+
+    # Every rank asks the same versions, of its own part of the weights, for the log-probs of its own groups.
+    for one, other in zip(found["asking"]["accounts"], alone["asking"]["accounts"], strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-5, rtol=1e-4)
+    close(found["asking"]["weights"], alone["asking"]["weights"])
+    assert found["asking"]["held"][0] == alone["asking"]["held"][0] == (4, 3, 2, 1)
+    assert found["asking"]["held"][1] < 0.75 * alone["asking"]["held"][1]
 
     # Of an adapter A and B are trained, and engines are given the sum, under the names of a model without one.
     assert {name.rpartition(".lora_")[2][0] for name in found["adapted"]["gradients"]} == {"A", "B"}
