@@ -39,13 +39,14 @@ def check(recipe: Recipe) -> None:
 
 
 def check_files(recipe: Recipe) -> None:
-    """Raise RecipeError where the recipe names a data file or model folder that this machine does not have."""
+    """Raise RecipeError where the recipe names a data file, model folder or interface that this machine does not have."""
     if isinstance(recipe.task, SingleTurnTask):
         for name in ("train", "heldout"):
             path = getattr(recipe.task.data, name)
             if path is not None:
                 check_data_file(f"task.data.{name}", path)
     check_model_folder(recipe.model)
+    _check_interface(recipe.weights)
 
 
 def check_data_file(key: str, path: str) -> None:
@@ -214,7 +215,7 @@ def _check_weights(weights: WeightsConfig) -> None:
     if transport in ("file", "delta") and weights.url is None:
         raise RecipeError(
             f"weights.transport is {transport}, but weights.url does not say where: write a folder that the hosts of "
-            "learner and collectors see, such as /nfs/asyncrl/weights, or a URL that fsspec knows, such as s3://bucket/w"
+            "learner and collectors see, such as /nfs/asyncrl/weights, or a URL that fsspec knows, such as s3://bucket/"
         )
     if transport not in ("file", "delta") and weights.url is not None:
         raise RecipeError(
@@ -242,8 +243,7 @@ def _check_weights(weights: WeightsConfig) -> None:
         )
 
 
-def check_interface(weights: WeightsConfig) -> None:
-    """Raise RecipeError if this host, which is the learner's, has no network interface `weights.interface`."""
+def _check_interface(weights: WeightsConfig) -> None:
     if weights.interface is None:
         return
     import psutil  # here: nobody else needs it to read a recipe

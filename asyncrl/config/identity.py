@@ -11,13 +11,14 @@ from asyncrl.config.merge import flatten
 from asyncrl.config.recipe import Recipe, to_builtins
 from asyncrl.config.secrets import masked
 
-HOST_LOCAL = ("model.path", "weights.interface")
+HOST_LOCAL = ("model.path",)
 """Keys a process that joins a run may set for its own machine."""
 
 NOT_IDENTITY = (
     "extends",
     "run.output_dir",
     "buffer.url",
+    "weights.interface",
     "telemetry.wandb",
     "telemetry.tensorboard",
     *HOST_LOCAL,

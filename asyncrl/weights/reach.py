@@ -50,7 +50,7 @@ def here(device: str = "cpu") -> Place:
 
 
 def device_of(device: torch.device) -> str:
-    """How `Place` names a device of torch."""
+    """How `Place` names a device of torch: "cpu", or the UUID of a GPU, whose index differs between processes."""
     if device.type != "cuda":
         return "cpu"
     import torch

@@ -35,13 +35,6 @@ def load_model(path: Path, *, dtype: str, attn: str, trust_remote_code: bool) ->
     return model
 
 
-def device_of(model: PreTrainedModel) -> str:
-    """ "cpu", or the UUID of the GPU that the model is on: the same one has another index in another process."""
-    if model.device.type != "cuda":
-        return model.device.type
-    return str(torch.cuda.get_device_properties(model.device).uuid)
-
-
 @dataclass(frozen=True, slots=True)
 class _Tensors:
     """All of the model's tensors, by name, in one of the places it can be pointed at."""

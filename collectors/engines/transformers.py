@@ -23,10 +23,11 @@ import torch
 
 from asyncrl.collectors.engines.base import Completion, Engine, EngineError, KvMode, Request
 from asyncrl.collectors.engines.decode import Decoder, Generation
-from asyncrl.collectors.engines.live import LiveModel, device_of, load_model
+from asyncrl.collectors.engines.live import LiveModel, load_model
 from asyncrl.collectors.engines.spans import Served
 from asyncrl.staleness import Weights
 from asyncrl.weights.base import StagedWeights, WeightsError
+from asyncrl.weights.reach import device_of
 
 _CLOSE_S = 30.0
 """How long `close` waits for the decode thread: it looks at its inbox after every forward, and none takes so long."""
@@ -112,7 +113,7 @@ class TransformersEngine(Engine):
     @property
     def device(self) -> str:
         """Where the model is: "cpu", or the UUID of its GPU."""
-        return device_of(self._live.model) if self._live else "cpu"
+        return device_of(self._live.model.device) if self._live else "cpu"
 
     @property
     def generated_tokens(self) -> int:

@@ -105,6 +105,7 @@ MISTAKES = {
     "weights: {fallback: {transport: shm, url: /w}}": ("weights.fallback.transport", '"shm"', "file"),
     "weights: {fallback: {transport: file}}": ("weights.fallback.url is missing",),
     "weights: {transport: delta, url: /w, verify_every: 2}": ("weights.verify_every is 2", "delta", "Use 1"),
+    "weights: {interface: nope0}": ("weights.interface", '"nope0"', "no such network interface. It has", "lo"),
     "weights: {port: 70000}": ("weights.port is 70000", "at most 65535"),
     "weights: {anchor_every: 0}": ("weights.anchor_every is 0", "1 or more"),
     "weights: {transport: nccl}": ("weights.transport", '"nccl"', "collective"),
