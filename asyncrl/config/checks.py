@@ -39,7 +39,7 @@ def check(recipe: Recipe) -> None:
 
 
 def check_files(recipe: Recipe) -> None:
-    """Raise RecipeError where the recipe names a data file, model folder or interface that this machine does not have."""
+    """Raise RecipeError where the recipe names a data file, model folder or interface that is not on this machine."""
     if isinstance(recipe.task, SingleTurnTask):
         for name in ("train", "heldout"):
             path = getattr(recipe.task.data, name)
