@@ -18,12 +18,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from asyncrl.config.recipe import Buffer, Checkpoint, Collector, Eval, Learner, Recipe, Run, SamplingConfig
+from asyncrl.config.recipe import Buffer, Checkpoint, Collector, Eval, Learner, Objective, Recipe, Run, SamplingConfig
 from asyncrl.learners.checkpoint import load
 from asyncrl.learners.model import load_tokenizer
 from asyncrl.learners.recording import ReplayError, read_recording
 from asyncrl.learners.replay import Compared, Replayed, replay
 from asyncrl.learners.service import learn
+from asyncrl.learners.trainer import Trainer
 from asyncrl.staleness import Weights
 from asyncrl.telemetry.metrics import read_metrics, surviving_steps
 
@@ -40,6 +41,7 @@ RECIPE = Recipe(
     eval=Eval(at_start=False, at_end=False),
 )
 SEVERAL = msgspec.structs.replace(RECIPE, learner=msgspec.structs.replace(RECIPE.learner, updates_per_step=2))
+ASKING = msgspec.structs.replace(RECIPE, objective=Objective(proximal="behaviour-version"))
 FORK = 3  # where the learner stopped and a second one went on
 
 
@@ -161,6 +163,33 @@ def test_a_resumed_run_may_make_another_number_of_updates_and_its_replay_names_t
     assert (state["updates"], state["steps"]) == (9, 6)
     with pytest.raises(ReplayError, match=r"lineage 2 had trained by it: learner.updates_per_step is 1, it was 2"):
         read_recording(tmp_path, RECIPE)
+
+
+def test_a_run_that_asked_earlier_versions_comes_out_bit_for_bit_from_where_a_learner_started(
+    record: Callable[[Path, Recipe, Recipe], None], model_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record(tmp_path, ASKING, ASKING)
+    steps = surviving_steps(read_metrics(tmp_path / "metrics.jsonl"))
+    # The second learner has none of the versions before the checkpoint it began with.
+    assert [step["step"] for step in steps if step["proximal/behaviour_tokens"]] == [FORK + 1]
+    assert all(step["proximal/bytes"] > 0 for step in steps)
+    asked = [step for step in steps if step["step"] != FORK + 1]
+    assert all(step["mismatch/max"] < 1e-5 for step in asked)
+    assert any(abs(step["staleness/mean"] - 1) > 1e-3 for step in asked)
+
+    def compared(start: int) -> list[Compared]:
+        seen: list[Compared] = []
+        replay(read_recording(tmp_path, ASKING), ASKING, model_path, start=start, on_version=seen.append)
+        return seen
+
+    for start in (0, FORK):
+        assert [of.version for of in compared(start) if of.checkpoint] == [v for v in (2, 3, 4, 6) if v >= start]
+    with pytest.raises(ReplayError, match=r"asked versions before it.*\n.*: 0, 3$"):
+        compared(2)
+
+    # Negative control: a replay that remembers what the second learner could not know makes other steps.
+    monkeypatch.setattr(Trainer, "restart", lambda trainer, version: None)
+    assert [of.version for of in compared(0) if of.checkpoint is False] == [4, 6]
 
 
 def test_a_replay_can_start_from_a_checkpoint_when_older_parts_are_gone(again: Any) -> None:
