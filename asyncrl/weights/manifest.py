@@ -88,8 +88,8 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def size(self) -> int:
-        """Bytes from the start of the data to its end, gaps included."""
-        return self.tensors[-1].offset + self.tensors[-1].nbytes if self.tensors else 0
+        """Bytes from the start of the data to its end, gaps included: of the last tensor that has any."""
+        return max((spec.offset + spec.nbytes for spec in self.tensors if spec.nbytes), default=0)
 
 
 def model_tensors(model: torch.nn.Module) -> tuple[list[tuple[str, torch.Tensor]], dict[str, str]]:
