@@ -202,7 +202,7 @@ class Hashes:
             last = spec.offset + spec.nbytes
             if self._reached < min(end, last):
                 self._digest.update(self._data[max(self._reached, spec.offset) : min(end, last)].data)
-            if end < last:
+            if spec.nbytes and end < last:
                 break
             self.found.append(msgspec.structs.replace(spec, checksum=self._digest.hexdigest()))
             self._digest.reset()
