@@ -204,8 +204,12 @@ def _write(
 
 def _store(into: NDArray[np.uint8], tensor: torch.Tensor, *, hashed: bool) -> str:
     """The tensor's bytes, row-major, from wherever it is; their checksum, "" without."""
-    if hashed and tensor.device.type == "cpu" and tensor.is_contiguous():
-        return copy_hashed(into, np.asarray(tensor_bytes("", tensor)), hash="source")
+    if tensor.device.type == "cpu" and tensor.is_contiguous():
+        source = np.asarray(tensor_bytes("", tensor))
+        if hashed:
+            return copy_hashed(into, source, hash="source")
+        np.copyto(into, source)  # a fifth faster than the tensor's own copy_
+        return ""
     torch.from_numpy(into).view(tensor.dtype).view(tensor.shape).copy_(tensor.detach())
     return xxhash.xxh3_64_hexdigest(into.data) if hashed else ""
 
