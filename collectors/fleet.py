@@ -38,9 +38,6 @@ class MeteredEngine(Engine, Protocol):
     def generated_tokens(self) -> int: ...
 
     @property
-    def staged_s(self) -> float: ...
-
-    @property
     def paused_s(self) -> float: ...
 
 

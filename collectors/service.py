@@ -263,7 +263,7 @@ class Session:
         return {
             "tokens_per_s": round(per_s, 1),
             "tokens": total,
-            "weights_staged_s": sum(host.engine.staged_s for host in self.fleet.hosts),
+            "weights_staged_s": round(self.updates.staged_s, 4),
             "weights_paused_s": sum(host.engine.paused_s for host in self.fleet.hosts),
             "weights": self.updates.course.told(now, unix),
             "verified": self.verified,

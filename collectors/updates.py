@@ -66,6 +66,7 @@ class Updates:
         )
         self.began = time.monotonic()
         self.holding_since: float | None = None  # staged, and `hold` is another's
+        self.staged_s = 0.0  # total, of fetching, checking and staging
         self.hold = asyncio.Lock()
         """Who holds it keeps the served weights as they are: an evaluation, for as long as it runs."""
         self._fleet, self._buffer, self._config, self._place = fleet, buffer, config, place
@@ -188,6 +189,7 @@ class Updates:
         engines = {host: host.engine for host in self._behind(staged.weights)}
         await all_or_nothing(self._stage(host, staged) for host in engines)
         seconds = time.monotonic() - began
+        self.staged_s += seconds
         self.course.enter(None, time.monotonic())
         self.holding_since = time.monotonic()
         async with self.hold:

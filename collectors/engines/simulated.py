@@ -75,7 +75,6 @@ class SimulatedEngine(Engine):
         self.name = name
         self.device = "cpu"
         self.generated_tokens = 0
-        self.staged_s = 0.0
         self.paused_s = 0.0
         self._slots = slots
         self._token_s, self._mean_tokens, self._cv, self._seed = token_s, mean_tokens, cv, seed

@@ -61,8 +61,8 @@ _Command = _Submit | _Abort | _Activate | _Close
 class TransformersEngine(Engine):
     """`slots` requests decode at once. `max_length` bounds prompt + completion in tokens; None: the model's own bound.
 
-    dtype: a torch dtype's name. attn: transformers' attn_implementation, or "auto". For metrics: `generated_tokens`,
-    `staged_s` and `paused_s` (seconds, totals; decoding stands still during the latter only).
+    dtype: a torch dtype's name. attn: transformers' attn_implementation, or "auto". For metrics: `generated_tokens`
+    and `paused_s` (seconds in which decoding stood still for other weights), totals.
     """
 
     def __init__(
@@ -79,7 +79,6 @@ class TransformersEngine(Engine):
         if slots < 1:
             raise ValueError(f"an engine needs at least one slot, got {slots}")
         self.name = name
-        self.staged_s = 0.0
         self._model_path = model_path
         self._slots = slots
         self._max_length = max_length
@@ -184,9 +183,7 @@ class TransformersEngine(Engine):
             raise self._error()
         if self._live is None:
             raise EngineError(f"engine {self.name} is not started")
-        began = time.perf_counter()
         await asyncio.to_thread(self._live.stage, staged)
-        self.staged_s += time.perf_counter() - began
 
     async def activate(self, kv: KvMode = "keep", *, exchanged: Callable[[], None] | None = None) -> Weights:
         """See Engine. Raises WeightsError if nothing is staged or the live tensors do not have the announced checksum;
