@@ -19,6 +19,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -65,8 +66,8 @@ class Updates:
             deadline_s=config.deadline_s, fallback=None if config.fallback is None else config.fallback.transport
         )
         self.began = time.monotonic()
+        self.staged_s = 0.0  # in which weights were fetched, checked and staged; total
         self.holding_since: float | None = None  # staged, and `hold` is another's
-        self.staged_s = 0.0  # total, of fetching, checking and staging
         self.hold = asyncio.Lock()
         """Who holds it keeps the served weights as they are: an evaluation, for as long as it runs."""
         self._fleet, self._buffer, self._config, self._place = fleet, buffer, config, place
@@ -225,9 +226,14 @@ class Updates:
         self.course.fetching(offered, time.monotonic())
         staged = await self._fetcher.fetch(offer)
         published = document.get("checksums", {}).get(f"{offered.lineage}/{offered.version}", "")
+        if not staged.checksum and published:
+            staged = replace(staged, checksum=published)
         if staged.weights != offered:
             wrong = f"offered as {tuple(offered)}, the transport brought {tuple(staged.weights)}"
-        elif staged.checksum and published and staged.checksum != published:
+        elif not staged.checksum and any(host.engine.serving is None for host in self._behind(offered)):
+            # The learner sees in a beat that this collector serves nothing, and has the checksum announced.
+            raise WeightsGone(f"{tuple(offered)} were published without a checksum, which the first ones must have")
+        elif published and staged.checksum != published:
             wrong = f"{tuple(offered)} came with checksum {staged.checksum}, published was {published}"
         else:
             return staged

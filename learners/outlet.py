@@ -17,6 +17,8 @@ import logging
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+import xxhash
+
 from asyncrl.buffers.base import Buffer
 from asyncrl.buffers.concurrency import end_all
 from asyncrl.buffers.store import StoreAway
@@ -24,6 +26,7 @@ from asyncrl.learners.recipients import Lateness, by_transport, document, recipi
 from asyncrl.weights.base import Late, Recipient, Sender, Transport, WeightsError
 from asyncrl.weights.build import sender
 from asyncrl.weights.image import Image, Images
+from asyncrl.weights.manifest import combine
 from asyncrl.weights.shm import shm_offer
 
 if TYPE_CHECKING:
@@ -93,7 +96,7 @@ class Outlet:
             image = await asyncio.to_thread(lambda: self._images.write(weights, source, tied=tied, hashed=hashed))
             self._image, self._fork = image, fork
             self._published += 1
-            self._remember(image)
+            self._remember(image, image.manifest.checksum)
             await self._serve(image)
             await self._announce(image, fork)
         self._news.set()
@@ -144,6 +147,8 @@ class Outlet:
                 late = list(one.late())
                 self._lateness.mark(late, self._found)
                 self._note(late)
+            if any(one.serving is None for one in self._found):
+                await self._hash(image)
             await self._serve(image)
             await self._announce(image, fork)
 
@@ -189,10 +194,16 @@ class Outlet:
             await self._buffer.announce(image.weights, said)
             self._announced = said
 
-    def _remember(self, image: Image) -> None:
+    async def _hash(self, image: Image) -> None:
+        """A collector that has no weights yet samples from none that are not proved: what was published without a
+        checksum gets one in the document."""
+        if f"{image.weights.lineage}/{image.weights.version}" not in self._checksums:
+            self._remember(image, await asyncio.to_thread(_checksum, image))
+
+    def _remember(self, image: Image, checksum: str) -> None:
         """The checksums of the last versions, of those that have one."""
-        if image.manifest.checksum:
-            self._checksums[f"{image.weights.lineage}/{image.weights.version}"] = image.manifest.checksum
+        if checksum:
+            self._checksums[f"{image.weights.lineage}/{image.weights.version}"] = checksum
         for name in list(self._checksums)[: -self._kept]:
             del self._checksums[name]
 
@@ -210,3 +221,14 @@ class Outlet:
     def _wake(self) -> None:
         """From any thread: a sender has a new offer."""
         self._loop.call_soon_threadsafe(self._news.set)
+
+
+def _checksum(image: Image) -> str:
+    """The combined checksum of its bytes, as its manifest has none."""
+    image.retain()
+    try:
+        data = image.data()
+        contents = (data[spec.offset : spec.offset + spec.nbytes] for spec in image.manifest.tensors)
+        return combine(xxhash.xxh3_64_hexdigest(content.data) for content in contents)
+    finally:
+        image.release()

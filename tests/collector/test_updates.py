@@ -307,3 +307,28 @@ async def test_a_restarted_engine_takes_no_ticket_before_its_weights_are_verifie
         await learner.step()
         await kit.until(lambda: serving(buffer) == Weights(1, 2), task)
     assert len(made) == 2
+
+
+async def test_first_weights_that_were_published_unhashed_wait_for_their_checksum(kit, line):
+    """Later ones do not: the recipe says how often they are proved."""
+    recipe = kit.recipe(weights={"transport": "file", "url": "/nowhere"})
+    buffer = kit.buffer(recipe, member_timeout_s=0.4)
+
+    def unhashed(weights: Weights) -> Mapping[str, Any]:
+        document = offered("file")(weights)
+        return {**document, "offers": [document["offers"][0] | {"checksum": ""}]}
+
+    learner = kit.learner(buffer, unhashed)
+    async with kit.collecting(recipe, buffer) as task:
+        await learner.start()
+        await kit.until(lambda: told(buffer).get("phase") == "announce", task)
+        await asyncio.sleep(0.3)
+        assert (serving(buffer), told(buffer)["error"], buffer.model.next_ordinal) == (None, "", 0)
+        learner.publish = lambda weights: {**unhashed(weights), "checksums": {"1/0": "abcd"}}
+        await learner.announce()
+        await kit.until(lambda: serving(buffer) == Weights(1, 0), task)
+        assert buffer.model.members["c0-1"].checksum == "abcd"
+        learner.publish = unhashed
+        await learner.step()
+        await kit.until(lambda: serving(buffer) == Weights(1, 1), task)
+        assert buffer.model.members["c0-1"].checksum == ""

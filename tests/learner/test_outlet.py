@@ -23,7 +23,7 @@ from asyncrl.learners.outlet import Outlet
 from asyncrl.staleness import Weights
 from asyncrl.weights.base import Late, Recipient, Transport, WeightsError
 from asyncrl.weights.image import Image
-from asyncrl.weights.manifest import check_fits, model_tensors, verify_served
+from asyncrl.weights.manifest import check_fits, combined_checksum, model_tensors, verify_served
 from asyncrl.weights.reach import Place, here
 from asyncrl.weights.shm import ShmReceiver
 
@@ -71,7 +71,9 @@ class Bench:
         monkeypatch.setattr(outlets, "LOOK_S", 0.02)
         self.outlet = Outlet(self.recipe, self.buffer, stop=asyncio.Event())
 
-    def make(self, transport: Transport, config: WeightsConfig, *, run: str, changed: Callable[[], None]) -> ByHand:
+    def make(
+        self, transport: Transport, config: WeightsConfig, *, run: str, changed: Callable[[], None], **where: str
+    ) -> ByHand:
         if transport in self.refusals:
             raise WeightsError(self.refusals[transport])
         self.senders[transport] = ByHand(transport, changed)
@@ -198,6 +200,18 @@ async def test_the_first_version_and_every_nth_have_checksums(bench: Any, every:
     images = [await one.publish(version, float(version)) for version in range(4)]
     assert [n for n, image in enumerate(images) if image.manifest.checksum] == hashed
     assert list((await one.announced())["checksums"]) == [f"1/{n}" for n in hashed][-3:]
+
+
+@pytest.mark.asyncio
+async def test_what_was_published_unhashed_is_hashed_for_a_collector_that_serves_nothing(bench: Any) -> None:
+    one = await bench(verify_every=9)
+    await one.publish(0)
+    await one.publish(1, 1.0)
+    assert list((await one.announced())["checksums"]) == ["1/0"]
+    await one.buffer.join(Member("new", "new-1"), {})
+    await one.until(lambda: "1/1" in one.outlet._announced["checksums"])
+    expected = combined_checksum([("w", torch.full((4,), 1.0))])
+    assert (await one.announced())["checksums"]["1/1"] == expected
 
 
 @pytest.mark.asyncio
