@@ -4,22 +4,22 @@ and control.
 | `kind` | module | against |
 |---|---|---|
 | shm | `weights_shm` | one memcpy of the same bytes |
+| delta | `weights_delta` | changes counted in another way; a copy of the same bytes |
 """
 
 from __future__ import annotations
 
-from asyncrl.benchmarks import weights_shm
-from asyncrl.benchmarks.frame import Measured, Row, Say, Target
-
-PARTS = (weights_shm.measure,)
+from asyncrl.benchmarks import weights_delta, weights_shm
+from asyncrl.benchmarks.frame import Measured, Say
 
 
-def measure(*, quick: bool, say: Say) -> Measured:
-    """The rows and targets of all parts, one after the other: none disturbs another. quick: smaller ones."""
-    rows: list[Row] = []
-    targets: list[Target] = []
-    for part in PARTS:
-        measured = part(quick=quick, say=say)
-        rows += measured.rows
-        targets += measured.targets
-    return Measured(rows, targets)
+def measure(*, quick: bool, say: Say, full: bool = False) -> Measured:
+    """All parts, one after the other: none disturbs another. quick: smaller rows. full: a real run for the delta."""
+    parts = [
+        weights_shm.measure(quick=quick, say=say),
+        weights_delta.measure(quick=quick, say=say, full=full),
+    ]
+    return Measured(
+        rows=[row for part in parts for row in part.rows],
+        targets=[target for part in parts for target in part.targets],
+    )
