@@ -181,6 +181,8 @@ def _chunks(extents: Iterable[Extent], size: int) -> Iterator[tuple[int, int, in
     """(offset, elements, itemsize) of each chunk."""
     for extent in extents:
         offset, nbytes, itemsize = extent
+        if not nbytes:
+            continue  # it may lie behind the end
         if itemsize not in (1, 2, 4, 8) or offset % itemsize or nbytes % itemsize or offset + nbytes > size:
             raise ValueError(f"{extent} does not lie in an image of {size} bytes, or not at a multiple of its itemsize")
         for at in range(offset, offset + nbytes, CHUNK * itemsize):

@@ -39,6 +39,7 @@ class Model:
             ("mask", torch.zeros(100, dtype=torch.bool)),
             ("empty", torch.empty(0)),
             ("steps", torch.tensor(0)),
+            ("last", torch.empty(0, 3)),
         ]
 
     def step(self, share: float = 0.01) -> Tensors:
@@ -142,7 +143,7 @@ def test_a_base_that_is_not_what_it_should_be_is_found_and_dropped(
     follower._kept[1][70] ^= 1
     tensors = model.step()
     check(learner.publish(Weights(1, 1), tensors), tensors, follower)
-    assert "1 of 5 tensors differ: embedding" in caplog.text
+    assert "1 of 6 tensors differ: embedding" in caplog.text
     assert "beginning again with a whole version" in caplog.text
 
 

@@ -32,6 +32,7 @@ TENSORS = [
     ("scale", torch.tensor(-0.0)),
     ("empty", torch.empty(0, 4)),
     ("b", torch.arange(33, dtype=torch.int64)),
+    ("last", torch.empty(0)),
 ]
 
 
@@ -136,7 +137,7 @@ def test_truncated_corrupt_foreign_and_missing_files_are_errors_that_name_them(
     manifest = (folder / "manifest.json").read_bytes()
 
     damage(folder / "model.safetensors", b"\x7f", -1)  # the last byte of the last tensor in the file
-    with pytest.raises(WeightsError, match=r"1-0/model\.safetensors: 1 of 5 tensors differ: mask \(expected xxh3 \w+,"):
+    with pytest.raises(WeightsError, match=r"1-0/model\.safetensors: 1 of 6 tensors differ: mask \(expected xxh3 \w+,"):
         stage(offer)
     (folder / "model.safetensors").write_bytes(whole[:-5])
     with pytest.raises(WeightsError, match=rf"/model\.safetensors has {len(whole) - 5} bytes, expected {len(whole)}:"):
