@@ -2,7 +2,7 @@
 
 1. Weights of bfloat16 as models have them, a share of which moved by one step of their type: bytes against changes that
    are counted another way, bits against the original, encode and apply against a copy of the same bytes, turn by turn.
-2. With --full: SmolLM2-135M, all weights trained in bfloat16 at a learning rate of 1e-6: the share of elements that each
+2. With --full: SmolLM2-135M, all weights trained in bfloat16 at a learning rate of 1e-6: the share of elements that a
    real optimizer step changes, and the bytes.
 
 Controls: applied to another base a delta must not give the same bits; weights that all changed must not become a delta.
@@ -47,8 +47,8 @@ REAL = {
 }
 
 
-def measure(*, quick: bool, say: Say) -> Measured:
-    """Rows: one per density."""
+def measure(*, quick: bool, say: Say, full: bool = False) -> Measured:
+    """Rows: one per density; with `full` one per version of a real run, which takes minutes."""
     elements = 20_000_000 if quick else 100_000_000
     old, rows = _weights(elements), list[Row]()
     for share in DENSITIES:
@@ -66,7 +66,7 @@ def measure(*, quick: bool, say: Say) -> Measured:
         Target("control: another base gives equal bits", float(another), 0.0, "lower"),
         Target("control: weights that all changed are a delta", float(all_changed), 0.0, "lower"),
     ]
-    return Measured(rows=rows, targets=targets)
+    return Measured(rows=[*rows, *(_real(say) if full else [])], targets=targets)
 
 
 def _density(old: Bytes, new: Bytes, *, turns: int) -> Row:
@@ -130,8 +130,8 @@ def _controls() -> tuple[bool, bool]:
     return np.array_equal(other, new), encode(old, ~old, [Extent(0, old.size, 2)]) is not None
 
 
-def measure_real(*, say: Say) -> list[Row]:
-    """A row per version that a run of a few steps says it wrote; none without the model's package. Minutes."""
+def _real(say: Say) -> list[Row]:
+    """A row per version that a run of a few steps says it wrote; none without the model's package."""
     try:
         ensure_smollm2()
     except BuiltinModelError as error:
