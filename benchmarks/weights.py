@@ -5,11 +5,12 @@ and control.
 |---|---|---|
 | shm | `weights_shm` | one memcpy of the same bytes |
 | delta | `weights_delta` | changes counted in another way; a copy of the same bytes |
+| pause | `weights_pause` | a step of the SmolLM2 recipe |
 """
 
 from __future__ import annotations
 
-from asyncrl.benchmarks import weights_delta, weights_shm
+from asyncrl.benchmarks import weights_delta, weights_pause, weights_shm
 from asyncrl.benchmarks.frame import Measured, Say
 
 
@@ -18,6 +19,7 @@ def measure(*, quick: bool, say: Say, full: bool = False) -> Measured:
     parts = [
         weights_shm.measure(quick=quick, say=say),
         weights_delta.measure(quick=quick, say=say, full=full),
+        weights_pause.measure(quick=quick, say=say),
     ]
     return Measured(
         rows=[row for part in parts for row in part.rows],
