@@ -148,13 +148,17 @@ class Updates:
         """One try with what is announced now."""
         self.newest, self._tried = weights, (weights, said)
         self._learn_family(weights, document)
-        if not self._behind(weights):
-            self.course.arrived()
-            return
-        self.course.announced(weights, time.monotonic())
-        # Work of dead weights ends now: the new ones may take long to come.
-        await self._on_change()
+        behind = bool(self._behind(weights))
+        if behind:
+            self.course.announced(weights, time.monotonic())
+            # Work of dead weights ends now: the new ones may take long to come.
+            await self._on_change()
         try:
+            if document.get("transport") != NO_TRANSPORT:
+                self.course.first = choose(_place_of(document), self._place, self._config.transport)
+            if not behind:
+                self.course.arrived()
+                return
             await self._take(weights, document)
         except WeightsGone as error:
             logger.info("%s are gone already (%s): taking the newest", tuple(weights), error)
@@ -217,10 +221,9 @@ class Updates:
         if document.get("transport") == NO_TRANSPORT:
             self.course.fetching(weights, time.monotonic())
             return StagedWeights(weights, {}, {}, str(document.get("checksum", "")))
-        self.course.first = choose(_place_of(document), self._place, self._config.transport)
-        choice = self.course.choice or self.course.first
-        found = offer_of(document, choice.transport)
-        if found is None or not self._behind(found[0]) or self.is_dead(found[0]):
+        choice = self.course.choice
+        found = None if choice is None else offer_of(document, choice.transport)
+        if choice is None or found is None or not self._behind(found[0]) or self.is_dead(found[0]):
             return None
         offered, offer = found
         self.course.fetching(offered, time.monotonic())

@@ -50,7 +50,9 @@ class LiveModel:
         self.model = model
         tensors, self._tied = model_tensors(model)
         self._parts: dict[str, torch.Tensor] = model.state_dict(keep_vars=True)  # what the layers compute with
-        self._live = _Tensors(dict(tensors), own=True)
+        # Not for the next copy: it lies where the file of the model put it, and on which boundary a tensor lies decides
+        # over the last bit of a product. Copies and mapped weights all lie on the same.
+        self._live = _Tensors(dict(tensors), own=False)
         self._staged: tuple[Served, _Tensors] | None = None
         self._spare: Mapping[str, torch.Tensor] | None = None
         self._served: Served | None = None

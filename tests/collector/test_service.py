@@ -52,6 +52,32 @@ async def test_a_run_is_collected_to_its_end(kit):
     assert stats.members == []
 
 
+@pytest.mark.parametrize("update", ["keep", "recompute", "drain", "abort-and-continue"])
+async def test_nothing_is_lost_or_sampled_twice_while_weights_change(kit, engines, update):
+    """Answers take several steps: weights change under all of them."""
+    engine = {"type": "simulated", "slots": 8, "token_s": 0.001, "mean_tokens": 60.0}
+    recipe = kit.recipe(collector={"engine": engine}, weights={"update": update}, buffer={"max_trajectory_age": 3})
+    buffer = kit.buffer(recipe)
+    learner = kit.learner(buffer)
+    async with kit.collecting(recipe, buffer):
+        await learner.start()
+        for _ in range(6):
+            await learner.step()
+    rows = [row for batches in learner.batches.values() for batch in batches for row in batch.to_pylist()]
+    for row in rows:
+        length = 60.0 * simulated.relative_length(recipe.run.seed, row["ticket"], row["member"], 1.0)
+        assert row["finish_reason"] == "stop"
+        assert sum(row["loss_mask"]) == max(1, round(length))
+        versions = [span["version"] for span in row["spans"]]
+        assert versions == sorted(set(versions)), "one span a stretch"
+        assert len(versions) == 1 or update != "drain"
+    assert len({(row["ticket"], row["member"]) for row in rows}) == len(rows) == 24
+    stats = await buffer.stats()
+    assert ledger_problems(*(await buffer.snapshot()), buffer.limits) == []
+    assert (stats.states[State.TRAINED], stats.refused_puts, stats.reasons.get("failed/poison", 0)) == (12, 0, 0)
+    assert max(ticket.losses for ticket in buffer.model.all.values()) == 0
+
+
 async def test_no_ticket_is_taken_before_weights_are_served(kit):
     recipe = kit.recipe()
     buffer = kit.buffer(recipe)
