@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +43,10 @@ log = logging.getLogger(__name__)
 LOOK_S = 2.0
 """Between two looks at the collectors: a collector's beats come about as often."""
 
+REMIND_S = 10.0
+"""Between two looks at what the store has announced, while a collector is behind. A store that was restarted may have
+lost the announcement and not the commit before it; nobody else would ever notice."""
+
 
 class Outlet:
     """One learner's. `publish` and `check` are called by the training loop, in the loop that `start` was called in."""
@@ -65,6 +70,7 @@ class Outlet:
         self._checksums: dict[str, str] = {}
         self._published = 0
         self._announced: dict[str, Any] = {}
+        self._remembered_at = time.monotonic()
         self._turn = asyncio.Lock()  # an image is handed to senders, or the next one is written
         self._news = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -150,7 +156,19 @@ class Outlet:
             if any(one.serving is None for one in self._found):
                 await self._hash(image)
             await self._serve(image)
+            if await self._is_forgotten(image):
+                self._announced = {}
             await self._announce(image, fork)
+
+    async def _is_forgotten(self, image: Image) -> bool:
+        """Whether the store, which has acknowledged the announcement of `image`, does not have it."""
+        now = time.monotonic()
+        behind = any(one.serving is None or one.serving < image.weights for one in self._found)
+        if not behind or now - self._remembered_at < REMIND_S:
+            return False
+        self._remembered_at = now
+        known = await self._buffer.announcement()
+        return known is None or known[0] < image.weights
 
     async def _serve(self, image: Image) -> None:
         """Tell each sender for whom `image` is; first make those that are needed now."""

@@ -27,9 +27,9 @@ def one_stays_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     """Collector c1 never hears of a second lineage: it goes on with what it serves."""
     announced = Updates.announced
 
-    def of_the_first_lineage(self: Updates, weights: Weights | None) -> None:
+    def of_the_first_lineage(self: Updates, weights: Weights | None, announcements: int) -> None:
         if weights is None or weights.lineage == 1 or not self._fleet.hosts[0].engine.name.startswith("c1/"):
-            announced(self, weights)
+            announced(self, weights, announcements)
 
     monkeypatch.setattr(Updates, "announced", of_the_first_lineage)
 

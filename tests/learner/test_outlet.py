@@ -240,6 +240,20 @@ async def test_one_that_only_a_collector_wants_is_said_once_and_the_others_go_on
 
 
 @pytest.mark.asyncio
+async def test_an_announcement_that_the_store_has_lost_is_made_again(
+    bench: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = await bench()
+    await one.publish(1)
+    document = await one.announced()
+    await one.buffer.join(Member("near", "near-1"), {})
+    one.buffer.model.announced = (Weights(1, 0), {"version": 0})  # as a store that lost its newest write
+    monkeypatch.setattr(outlets, "REMIND_S", 0.0)
+    await one.until(lambda: one.buffer.model.announced[0] == Weights(1, 1))
+    assert await one.announced() == document
+
+
+@pytest.mark.asyncio
 async def test_a_learner_that_was_fenced_announces_nothing_more(bench: Any) -> None:
     one = await bench(transport="file", url="/w")
     await one.publish(0)
