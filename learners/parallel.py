@@ -149,7 +149,7 @@ class Sharded:
         if 0 < gpus < size:
             raise ValueError(f"learner.ranks is {size}, but this host has {gpus} GPU(s): one a rank is needed")
         # Gloo would listen on whatever address the host's name stands for.
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", _loopback())
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback())
         self.rank = rank
         self.size = size
         self._device = torch.device("cuda", rank) if gpus else torch.device("cpu")
@@ -284,7 +284,7 @@ class Sharded:
         self._dist.destroy_process_group()
 
 
-def _loopback() -> str:
+def loopback() -> str:
     """The name of this host's own network interface: lo, lo0."""
     for name, addresses in psutil.net_if_addrs().items():  # type: ignore[no-untyped-call]
         if any(address.address == "127.0.0.1" for address in addresses):
