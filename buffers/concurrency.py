@@ -1,9 +1,11 @@
-"""Tasks that end together."""
+"""Tasks that end together, and calls that cannot be ended."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Collection, Coroutine, Iterable
+import threading
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable
+from contextlib import suppress
 from typing import Any, TypeVar
 
 RECANCEL_S = 0.5
@@ -43,3 +45,30 @@ async def stopped(stop: asyncio.Event, work: Coroutine[Any, Any, Any]) -> bool:
         return not running.done()
     finally:
         await end_all({running, stopping})
+
+
+def in_thread(call: Callable[[], T]) -> asyncio.Future[T]:
+    """The outcome of `call`, made in a daemon thread of its own. (`asyncio.to_thread` has a pool, for whose threads the
+    loop and the interpreter wait at their end, however long.)"""
+    loop = asyncio.get_running_loop()
+    outcome: asyncio.Future[T] = loop.create_future()
+
+    def settle(result: T | None, error: BaseException | None) -> None:
+        if outcome.done():
+            return
+        if error is not None:
+            outcome.set_exception(error)
+        else:
+            outcome.set_result(result)  # type: ignore[arg-type]  # without an error it is a T
+
+    def run() -> None:
+        result, error = None, None
+        try:
+            result = call()
+        except BaseException as caught:
+            error = caught
+        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(settle, result, error)
+
+    threading.Thread(target=run, name="asyncrl-call", daemon=True).start()
+    return outcome

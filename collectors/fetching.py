@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
-from collections.abc import Callable, Mapping
-from contextlib import suppress
-from typing import Any, TypeVar
+from collections.abc import Mapping
+from typing import Any
 
+from asyncrl.buffers.concurrency import in_thread
 from asyncrl.weights.base import Receiver, StagedWeights, WeightsLate
 
 logger = logging.getLogger(__name__)
@@ -23,8 +22,6 @@ GRACE_S = 5.0
 
 CLOSE_S = 5.0
 """For all receivers to let go of what they hold: what they leave is let go of at the end of the process."""
-
-T = TypeVar("T")
 
 
 class Fetcher:
@@ -66,33 +63,6 @@ class Fetcher:
             done, _ = await asyncio.wait(closing, timeout=CLOSE_S)
             for error in filter(None, (outcome.exception() for outcome in done)):
                 logger.warning("a receiver of weights did not close cleanly: %s", error)
-
-
-def in_thread(call: Callable[[], T]) -> asyncio.Future[T]:
-    """The outcome of `call`, made in a daemon thread of its own. (`asyncio.to_thread` has a pool, for whose threads the
-    loop and the interpreter wait at their end, however long.)"""
-    loop = asyncio.get_running_loop()
-    outcome: asyncio.Future[T] = loop.create_future()
-
-    def settle(result: T | None, error: BaseException | None) -> None:
-        if outcome.done():
-            return
-        if error is not None:
-            outcome.set_exception(error)
-        else:
-            outcome.set_result(result)  # type: ignore[arg-type]  # without an error it is a T
-
-    def run() -> None:
-        result, error = None, None
-        try:
-            result = call()
-        except BaseException as caught:
-            error = caught
-        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
-            loop.call_soon_threadsafe(settle, result, error)
-
-    threading.Thread(target=run, name="asyncrl-weights", daemon=True).start()
-    return outcome
 
 
 def _heard(late: asyncio.Future[StagedWeights]) -> None:

@@ -3,11 +3,13 @@
 Training waits for the image and its announcement only. Beside it a task looks at the collectors, has a sender for each
 transport that one of them has chosen, and announces the newest version again whenever the offers have changed:
 
-| waits          | for                                    | who ends it                                           |
-|----------------|----------------------------------------|-------------------------------------------------------|
-| the task       | LOOK_S                                 | a publication, a sender with a new offer              |
-| a publication  | the look that is under way             | the store's answer, within the limit of its outage    |
-| `close`        | senders                                | they themselves: seconds                              |
+| waits         | for                                 | who ends it, and when at the latest                        |
+|---------------|-------------------------------------|------------------------------------------------------------|
+| the task      | news                                | a publication, a sender with another offer; LOOK_S         |
+| a publication | a look that is under way, the store | the store's answer, within the limit of its outage         |
+| a collector   | a sender that is being made         | the sender; it is named after `weights.deadline_s`, and if |
+|               |                                     | the recipe names its transport ends the run                |
+| `close`       | senders                             | they themselves: seconds                                   |
 """
 
 from __future__ import annotations
@@ -16,15 +18,16 @@ import asyncio
 import logging
 import time
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import xxhash
 
 from asyncrl.buffers.base import Buffer
-from asyncrl.buffers.concurrency import end_all
+from asyncrl.buffers.concurrency import end_all, in_thread
 from asyncrl.buffers.store import StoreAway
 from asyncrl.learners.recipients import Lateness, by_transport, document, recipients
-from asyncrl.weights.base import Late, Recipient, Sender, Transport, WeightsError
+from asyncrl.weights.base import Late, Recipient, Sender, Transport, WeightsError, WeightsLate
 from asyncrl.weights.build import sender
 from asyncrl.weights.image import Image, Images
 from asyncrl.weights.manifest import combine
@@ -61,6 +64,7 @@ class Outlet:
         self._images = Images(recipe.run.name)
         self._kept = recipe.buffer.max_trajectory_age + 2  # versions that collectors may still serve
         self._senders: dict[Transport, Sender] = {}
+        self._making: dict[Transport, tuple[asyncio.Future[Sender], float]] = {}  # since when, monotonic seconds
         self._refused: dict[Transport, str] = {}
         self._found: list[Recipient] = []
         self._lateness = Lateness(recipe.weights.deadline_s)
@@ -103,7 +107,7 @@ class Outlet:
             self._image, self._fork = image, fork
             self._published += 1
             self._remember(image, image.manifest.checksum)
-            await self._serve(image)
+            self._serve(image)
             await self._announce(image, fork)
         self._news.set()
         return image
@@ -155,7 +159,7 @@ class Outlet:
                 self._note(late)
             if any(one.serving is None for one in self._found):
                 await self._hash(image)
-            await self._serve(image)
+            self._serve(image)
             if await self._is_forgotten(image):
                 self._announced = {}
             await self._announce(image, fork)
@@ -170,19 +174,21 @@ class Outlet:
         known = await self._buffer.announcement()
         return known is None or known[0] < image.weights
 
-    async def _serve(self, image: Image) -> None:
-        """Tell each sender for whom `image` is; first make those that are needed now."""
+    def _serve(self, image: Image) -> None:
+        """Tell each sender for whom `image` is; have those made that are needed and not there. Raises WeightsError
+        where the recipe names one that cannot be made."""
         ways = by_transport(self._found, self._config, learner=self._place, late=self._lateness.late)
-        for transport in ways:
-            if transport not in self._senders:
-                await self._make(transport)
+        self._take_made()
+        for transport in ways.keys() - self._senders.keys() - self._making.keys():
+            self._make(transport)
         for transport, one in self._senders.items():
             one.serve(image, ways.get(transport, []))
 
-    async def _make(self, transport: Transport) -> None:
-        """A sender, with what it must load: in a thread. Raises WeightsError where the recipe names its transport."""
-        try:
-            made = await asyncio.to_thread(
+    def _make(self, transport: Transport) -> None:
+        """Begin to make a sender. It looks for its network or its folder, which may take as long as it likes: in a
+        thread that keeps neither training nor the end of this process waiting."""
+        made = in_thread(
+            partial(
                 sender,
                 *(transport, self._config),
                 run=self._run,
@@ -190,14 +196,25 @@ class Outlet:
                 store_url=self._store_url,
                 device=self._place.device,
             )
-        except WeightsError as error:
-            if transport == self._config.transport:
-                raise
-            if self._refused.get(transport) != str(error):  # said once, tried at every look
-                self._refused[transport] = str(error)
-                log.error("no weights over %s: %s", transport, error)
-        else:
-            self._senders[transport] = made
+        )
+        made.add_done_callback(lambda _: self._news.set())
+        self._making[transport] = made, time.monotonic()
+
+    def _take_made(self) -> None:
+        """The senders that have been made, and why others could not be."""
+        for transport, (made, since) in list(self._making.items()):
+            try:
+                if made.done():
+                    del self._making[transport]
+                    self._senders[transport] = made.result()
+                elif time.monotonic() - since > self._config.deadline_s:
+                    raise WeightsLate(f"it was not ready within weights.deadline_s {self._config.deadline_s:g}")
+            except WeightsError as error:
+                if transport == self._config.transport:
+                    raise type(error)(f"no weights over {transport}: {error}") from error
+                if self._refused.get(transport) != str(error):  # said once, tried at every look
+                    self._refused[transport] = str(error)
+                    log.error("no weights over %s: %s", transport, error)
 
     async def _announce(self, image: Image, fork: Weights) -> None:
         """Say what there is, if it is not what was said last."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,11 @@ class ByHand:
         self.lates: list[Late] = []
         self.closed = False
 
+    @property
+    def last(self) -> list[str] | None:
+        """For whom it was told last."""
+        return self.served[-1][1] if self.served else None
+
     def serve(self, image: Image, recipients: Sequence[Recipient]) -> None:
         self.served.append((image.weights, [one.name for one in recipients]))
 
@@ -67,6 +73,7 @@ class Bench:
         self.buffer = MemoryBuffer("outlet-test", limits_of(self.recipe, max_length=64))
         self.senders: dict[str, ByHand] = {}
         self.refusals: dict[str, str] = {}
+        self.stuck: threading.Event | None = None
         monkeypatch.setattr(outlets, "sender", self.make)
         monkeypatch.setattr(outlets, "LOOK_S", 0.02)
         self.outlet = Outlet(self.recipe, self.buffer, stop=asyncio.Event())
@@ -74,6 +81,8 @@ class Bench:
     def make(
         self, transport: Transport, config: WeightsConfig, *, run: str, changed: Callable[[], None], **where: str
     ) -> ByHand:
+        if self.stuck is not None:
+            assert self.stuck.wait(LIMIT_S)
         if transport in self.refusals:
             raise WeightsError(self.refusals[transport])
         self.senders[transport] = ByHand(transport, changed)
@@ -156,6 +165,7 @@ async def test_who_is_elsewhere_has_a_sender_before_the_first_batch_and_its_offe
 async def test_a_slow_transports_older_offer_stays_announced_beside_newer_weights(bench: Any) -> None:
     one = await bench(transport="file", url="/w")
     await one.publish(0)
+    await one.until(lambda: "file" in one.senders)
     one.senders["file"].offered = {"transport": "file", "lineage": 1, "version": 0}
     await one.publish(1)
     offers = (await one.announced())["offers"]
@@ -171,12 +181,12 @@ async def test_who_is_late_is_named_once_and_no_collective_transfer_waits_for_it
     await one.buffer.join(Member("far", "far-1"), {})
     await one.beat("far", place=msgspec.to_builtins(ELSEWHERE), weights={"phase": "stage", "weights": [1, 0]})
     await one.publish(0)
-    await one.until(lambda: "collective" in one.senders and one.senders["collective"].served[-1][1] == [])
+    await one.until(lambda: "collective" in one.senders and one.senders["collective"].last == [])
     (late,) = one.outlet.take_late()
     assert (late.member, late.weights, late.phase) == ("far", Weights(1, 0), "stage")
     assert "far is late with weights (1, 0): in phase stage" in caplog.text
     await one.beat("far", place=msgspec.to_builtins(ELSEWHERE), weights={"phase": "activate", "weights": [1, 0]})
-    await one.until(lambda: one.senders["collective"].served[-1][1] == ["far"])
+    await one.until(lambda: one.senders["collective"].last == ["far"])
     assert one.outlet.take_late() == []
 
 
@@ -189,7 +199,7 @@ async def test_who_a_sender_found_late_is_left_out_until_it_moves_on(bench: Any)
     await one.until(lambda: "collective" in one.senders)
     sender = one.senders["collective"]
     sender.lates = [Late("far", Weights(1, 0), "stage", 0.0)]
-    await one.until(lambda: sender.served[-1][1] == [])
+    await one.until(lambda: sender.last == [])
     assert [late.member for late in one.outlet.take_late()] == ["far"]
 
 
@@ -218,8 +228,29 @@ async def test_what_was_published_unhashed_is_hashed_for_a_collector_that_serves
 async def test_a_transport_of_the_recipe_that_cannot_work_is_the_learners_error(bench: Any) -> None:
     one = await bench(transport="file", url="/w")
     one.refusals["file"] = "no such folder"
-    with pytest.raises(WeightsError, match="no such folder"):
+    await one.publish(0)
+    with pytest.raises(WeightsError, match="no weights over file: no such folder"):
+        await one.until(lambda: False)
+
+
+@pytest.mark.asyncio
+async def test_a_sender_that_never_becomes_ready_keeps_nobody_waiting_and_is_named(
+    bench: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    one = await bench(deadline_s=0.1)
+    one.stuck = threading.Event()
+    await one.buffer.join(Member("far", "far-1"), {})
+    await one.beat("far", place=msgspec.to_builtins(ELSEWHERE))
+    try:
         await one.publish(0)
+        await one.until(
+            lambda: "no weights over collective: it was not ready within weights.deadline_s 0.1" in caplog.text
+        )
+        await one.publish(1)
+        assert (await one.announced())["version"] == 1
+    finally:
+        one.stuck.set()
+    await one.until(lambda: "collective" in one.outlet.measured())
 
 
 @pytest.mark.asyncio
@@ -257,6 +288,7 @@ async def test_an_announcement_that_the_store_has_lost_is_made_again(
 async def test_a_learner_that_was_fenced_announces_nothing_more(bench: Any) -> None:
     one = await bench(transport="file", url="/w")
     await one.publish(0)
+    await one.until(lambda: "file" in one.senders)
     await one.buffer.new_lineage(parent=Weights(1, 0), limits=one.buffer.limits)
     one.senders["file"].offered = {"transport": "file", "lineage": 1, "version": 0}
     one.senders["file"].changed()
