@@ -88,7 +88,10 @@ class DeltaSender(FolderSender):
         )
         chain = self._chain.published(link)
         if whole:
-            self._base, self._forms = data.copy(), _forms(manifest)
+            if self._base is None or self._base.size != data.size:
+                self._base = np.empty(data.size, np.uint8)
+            np.copyto(self._base, data)
+            self._forms = _forms(manifest)
         self._wholes += whole
         self._deltas += delta is not None
         self._bytes += link.delta_bytes
@@ -110,12 +113,14 @@ class DeltaSender(FolderSender):
     def _encode(self, data: Bytes, manifest: Manifest) -> Delta | None:
         """The delta against the baseline; None where there is none, or the version is better written whole."""
         started = time.perf_counter()
+        self._density, self._encode_s = 1.0, 0.0
         if self._base is None or self._chain.baseline is None or self._forms != _forms(manifest):
             return None
         extents = [Extent(spec.offset, spec.nbytes, DTYPES[spec.dtype].itemsize) for spec in manifest.tensors]
         delta = encode(self._base, data, extents)
         self._encode_s = time.perf_counter() - started
-        self._density = 1.0 if delta is None else delta.density
+        if delta is not None:
+            self._density = delta.density
         return delta
 
     def _advance(self, recipients: Sequence[Recipient]) -> None:

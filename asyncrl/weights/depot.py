@@ -46,7 +46,7 @@ class Depot(Protocol):
         """Make sure that something can be written here."""
 
     def put(self, folder: str, files: Mapping[str, Parts]) -> None:
-        """Write a complete folder; `COMMIT` must be the last of `files`. One of that name is replaced."""
+        """Write a complete folder; `COMMIT` must be the last of `files`. None of that name may be there."""
 
     def replace(self, name: str, content: bytes) -> None:
         """Write a small file in one stroke."""
@@ -113,10 +113,7 @@ class LocalDepot:
                             part = part[file.write(part) :]
                     os.fsync(file.fileno())
             _sync(draft)
-            target = self._root / folder
-            if target.exists():
-                self.remove(folder, self.names(folder))
-            draft.rename(target)
+            draft.rename(self._root / folder)
             _sync(self._root)
         except OSError as error:
             shutil.rmtree(draft, ignore_errors=True)
@@ -196,8 +193,6 @@ class RemoteDepot:
             self._system.makedirs(self._root, exist_ok=True)
 
     def put(self, folder: str, files: Mapping[str, Parts]) -> None:
-        if COMMIT in self.names(folder):  # first: what follows is no complete folder until it is there again
-            self._remove(f"{folder}/{COMMIT}")
         with self._reported(f"{folder} cannot be written"):
             self._system.makedirs(self._path(folder), exist_ok=True)
         for name, parts in files.items():

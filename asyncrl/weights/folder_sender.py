@@ -106,9 +106,11 @@ class FolderSender(ABC):
         """The learner itself, once for each version that it does not bring out in time. A collector that is slow to
         fetch one keeps nobody waiting and says so in its own beats."""
         with self._condition:
-            if self._began is None or self._began[0] == self._said or time.time() - self._began[1] < self._deadline_s:
+            if self._began is None or not self._recipients:
                 return ()
             weights, since = self._began
+            if weights == self._said or time.time() - since < self._deadline_s:
+                return ()
             self._said = weights
         return (Late("learner", weights, "announce", since),)
 
@@ -193,6 +195,8 @@ class FolderSender(ABC):
             self._bytes += sum(shard.nbytes for shard in shards)
             if len(shards) > 1:
                 files[INDEX] = [index(shards)]
+        if self._depot.names(folder(image.weights)):  # from a try that broke off, or a run that crashed
+            self._remove(folder(image.weights))
         encoded = stored.encoded()
         files |= {**more, COMMIT: [encoded]}
         self._depot.put(folder(image.weights), files)
@@ -246,5 +250,5 @@ class FolderSender(ABC):
     def _remove(self, name: str) -> None:
         if name.endswith(LATEST):
             self._depot.remove("", [name])
-        else:
-            self._depot.remove(name, filter(OURS.fullmatch, self._depot.names(name)))
+        elif not self._depot.remove(name, filter(OURS.fullmatch, self._depot.names(name))):
+            logger.warning("%s/%s stays: there is more in it than weights", self._depot.url, name)

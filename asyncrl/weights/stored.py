@@ -22,6 +22,9 @@ from asyncrl.weights.depot import COMMIT, Depot
 from asyncrl.weights.manifest import Manifest, TensorSpec, check, combine
 from asyncrl.weights.shards import INDEX, Shard, shards
 
+FORMAT = 1
+"""Of `manifest.json`, and of what follows from it: the names and headers of the files."""
+
 DELTA = "delta.bin"
 LATEST = "LATEST"
 
@@ -43,7 +46,7 @@ class Stored(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     version: int
     whole: bool  # its safetensors files are there
     manifest: Manifest  # with checksums, also where the version was published without
-    format: int = 1
+    format: int = FORMAT
 
     @property
     def weights(self) -> Weights:
@@ -94,8 +97,10 @@ def read_stored(depot: Depot, weights: Weights, checksum: str) -> Stored:
         stored = msgspec.json.decode(content, type=Stored)
     except msgspec.DecodeError as error:
         raise WeightsError(f"{where}: {error}") from error
-    if stored.weights != weights:
-        raise WeightsError(f"{where}: it says that it is of {tuple(stored.weights)}")
+    if (stored.format, stored.weights) != (FORMAT, weights):
+        raise WeightsError(
+            f"{where}: format {stored.format} of weights {tuple(stored.weights)}, expected {FORMAT} of {tuple(weights)}"
+        )
     check(stored.manifest, where)
     return stored
 
