@@ -37,7 +37,8 @@ from asyncrl.buffers.store import Store, limits_doc, payload_key, run_prefix
 from asyncrl.buffers.words import waiting_words
 from asyncrl.staleness import Weights
 
-READ_BYTES = 1 << 20  # of a read, at most: small groups share one, and one reply of several MB is slower than a few
+READ_BYTES = 1 << 20  # of a reply, at most: small groups share one, and one of several MB is slower than a few
+ROUND_BYTES = 1 << 25  # asked for at once: at a busy server each round waits for everybody else's turn
 ARCHIVED_ROWS = 500  # that leave at once: the server does nothing else for about ten milliseconds
 SILENCE_S = 5.0  # beyond its own limit, after which a pop that did not return is given up and simply made again
 BROKEN_S = 0.05  # before looking again after a wait whose connection broke: the question itself has patience
@@ -207,12 +208,8 @@ class RedisBuffer:
             await self._wait("learner", min(left, _until(reply)))
 
     async def payloads(self, lease: Lease) -> list[bytes]:
-        found: list[bytes | None] = []
-        together = max(1, READ_BYTES // self.limits.group_bytes)
-        for at in range(0, len(lease.headers), together):
-            fields = [f"{h.ordinal}:{h.attempt}" for h in lease.headers[at : at + together]]
-            found += await self._payloads(fields, f"groups of step {lease.step}")
-        return checked_payloads(lease, found)
+        fields = [f"{h.ordinal}:{h.attempt}" for h in lease.headers]
+        return checked_payloads(lease, await self._payloads(fields, f"groups of step {lease.step}"))
 
     async def release(self, lineage: int, step: int) -> bool:
         reply = await self._call("release", lineage=lineage, step=step)
@@ -328,10 +325,17 @@ class RedisBuffer:
         return {field: value for field, value in zip(fields, found, strict=True) if value is not None}
 
     async def _payloads(self, fields: Sequence[str], what: str) -> list[bytes | None]:
-        async with self.store.answering(what):
-            # Bytes: the client is opened without decoding, which its types do not know.
-            values: list[Any] = await self.store.client.mget(payload_key(self.prefix, field) for field in fields)
-        return values
+        keys = [payload_key(self.prefix, field) for field in fields]
+        a_read, a_round = (max(1, size // self.limits.group_bytes) for size in (READ_BYTES, ROUND_BYTES))
+        found: list[bytes | None] = []
+        for first in range(0, len(keys), a_round):
+            reads = self.store.client.pipeline(transaction=False)
+            for at in range(first, min(len(keys), first + a_round), a_read):
+                reads.mget(keys[at : min(at + a_read, first + a_round)])
+            async with self.store.answering(what):
+                for values in await reads.execute():
+                    found += values
+        return found
 
     async def close(self) -> None:
         """The connection is the store's; closing the store closes it."""

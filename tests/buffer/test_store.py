@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from asyncrl.buffers import remote
 from asyncrl.buffers.base import PROTOCOL_VERSION, BufferError, Lease
 from asyncrl.buffers.server import EmbeddedServer
 from asyncrl.buffers.store import RunExists, Store, open_store, payload_key, run_prefix, shown
@@ -100,6 +101,24 @@ async def test_a_missing_payload_is_refused_by_ticket(store: Store) -> None:
     await store.client.delete(payload_key(run_prefix("missing"), "0:0"))
     with pytest.raises(BufferError, match=r"ticket 0 \(attempt 0\) is missing"):
         await buffer.payloads(lease)
+
+
+@pytest.mark.asyncio
+async def test_a_batch_that_takes_several_reads_and_rounds_comes_whole_and_in_order(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lims = limits(0, 13)  # of 10 bytes at most each: eight reads in three rounds
+    monkeypatch.setattr(remote, "READ_BYTES", 20)
+    monkeypatch.setattr(remote, "ROUND_BYTES", 50)
+    buffer = await store.create_run("rounds", recipe={}, recipe_hash="h", limits=lims)
+    await starts(buffer, lims)
+    a = await joins(buffer, "a", Weights(1, 0))
+    payloads = [f"group {n}".encode() for n in range(13)]
+    for ticket, payload in zip(await takes(buffer, a, 0), payloads, strict=True):
+        assert await buffer.put(a, header(ticket, payload=payload), payload) == "held"
+    lease = await buffer.lease(1, 0, wait_s=0.0)
+    assert isinstance(lease, Lease)
+    assert await buffer.payloads(lease) == payloads
 
 
 @pytest.mark.asyncio
