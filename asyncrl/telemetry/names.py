@@ -125,8 +125,8 @@ STEP = (
             "buffer_bytes": "payload bytes held, reserved with tickets, and kept for a rewind",
             "weights/publish_s": "seconds of the last publication",
             "weights/bytes": "bytes of the last publication",
-            "weights/sent": "what carried weights further has cost so far, by transport: `bytes`, `seconds`; of `delta` "
-            "also `density` and `encode_seconds` of the last version, versions written `whole` and as `deltas`",
+            "weights/sent": "what carried weights further has cost so far, by transport: `bytes`, `seconds`; of "
+            "`delta` also `density` and `encode_seconds` of the last version, versions written `whole` and as `deltas`",
             "weights/late": 'collectors found late since the last step, and in which phase: `{"host-b-1": "stage"}`; '
             "`learner` is a sender of its own",
             "weights/staged_s": "seconds in which collectors fetched and checked weights since the last step, added up",
