@@ -58,7 +58,8 @@ class Depot(Protocol):
         """Bytes of a file."""
 
     def read(self, name: str, start: int, into: memoryview) -> int:
-        """Fill `into` with what the file has from `start` on; how many bytes that was: less, only at its end."""
+        """Fill `into` with what the file has from `start` on; how many bytes that was: less, only at its end. Of a file
+        that does not change."""
 
     def names(self, folder: str = "") -> list[str]:
         """What lies in a folder; [] if it does not exist."""
@@ -187,6 +188,9 @@ class RemoteDepot:
         self.url = url
         self._system = system
         self._root = root.rstrip("/")
+        # What was read last: name, first byte, content. Tensors are read one after the other, and many are smaller than
+        # what a request costs.
+        self._ahead: tuple[str, int, bytes] = ("", 0, b"")
 
     def prepare(self) -> None:
         with self._reported("weights cannot be written there"):
@@ -216,10 +220,20 @@ class RemoteDepot:
             return int(self._system.info(self._path(name))["size"])
 
     def read(self, name: str, start: int, into: memoryview) -> int:
-        with self._reported(f"{name} cannot be read"):
-            found = self._system.cat_file(self._path(name), start=start, end=start + len(into))
-        into[: len(found)] = found
-        return len(found)
+        filled = 0
+        while filled < len(into):
+            ahead, begin, content = self._ahead
+            at = start + filled - begin
+            if ahead != name or not 0 <= at < len(content):
+                with self._reported(f"{name} cannot be read"):
+                    content = self._system.cat_file(self._path(name), start=start + filled, end=start + filled + PIECE)
+                self._ahead, at = (name, start + filled, content), 0
+                if not content:
+                    break
+            part = content[at : at + len(into) - filled]
+            into[filled : filled + len(part)] = part
+            filled += len(part)
+        return filled
 
     def names(self, folder: str = "") -> list[str]:
         try:

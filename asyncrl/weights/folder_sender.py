@@ -170,6 +170,8 @@ class FolderSender(ABC):
         except WeightsGone:
             return  # a newer image took its place before this one was begun
         except (WeightsError, OSError) as error:
+            if self._closed:
+                return
             logger.error("weights %s cannot be brought to %s: %s", tuple(image.weights), self._depot.url, error)
             with self._condition:
                 self._taken = None if self._offer is None else self._offer.weights
@@ -235,7 +237,7 @@ class FolderSender(ABC):
                     self._remove(name)
             others = {
                 name
-                for name in self._depot.names()
+                for name in (self._depot.names() if self._strangers is None else names)
                 if (found := parse_folder(name)) and found.lineage == newest.lineage and found not in self._written
             }
             if self._strangers is not None and (new := sorted(others - self._strangers)):

@@ -315,13 +315,13 @@ class OtherSystem(MemoryFileSystem):
 
 
 class SlowSystem(OtherSystem):
-    """An object store that needs 50 ms for each read of tensors."""
+    """An object store that needs half a second for a part of an object."""
 
     protocol = "slow"
 
     def cat_file(self, path: str, start: int | None = None, end: int | None = None, **more: Any) -> bytes:
         if start is not None:
-            time.sleep(0.05)
+            time.sleep(0.5)
         return bytes(super().cat_file(path, start=start, end=end, **more))
 
 
@@ -343,8 +343,8 @@ def _systems() -> None:
 @pytest.mark.usefixtures("_systems")
 def test_a_reader_that_does_not_keep_the_deadline_says_which_tensor_it_was_at(start: Callable[..., Learner]) -> None:
     offer = start("memory://weights").publish(Weights(1, 0), [(f"t{i}", torch.ones(4)) for i in range(1000)])
-    with pytest.raises(WeightsLate, match=r"not read within 0\.5 s, next was .*model\.safetensors, t\d+\."):
-        FileReceiver().stage({**offer, "url": offer["url"].replace("memory", "slow")}, deadline_s=0.5)
+    with pytest.raises(WeightsLate, match=r"not read within 0\.4 s, next was .*model\.safetensors, t0\."):
+        FileReceiver().stage({**offer, "url": offer["url"].replace("memory", "slow")}, deadline_s=0.4)
 
 
 @pytest.mark.usefixtures("_systems")
@@ -352,6 +352,25 @@ def test_what_a_store_says_of_its_trouble_is_an_error_of_weights(start: Callable
     offer = start("memory://weights").publish(Weights(1, 0), TENSORS)
     with pytest.raises(WeightsError, match=r"1-0/manifest\.json cannot be read: RuntimeError: 503 slow down"):
         stage({**offer, "url": offer["url"].replace("memory", "broken")})
+
+
+def test_small_tensors_are_not_fetched_one_by_one(
+    start: Callable[..., Learner], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tensors = [(f"t{i}", torch.full((4,), i)) for i in range(100)] + [("large", torch.arange(300_000))]
+    offer = start("memory://weights").publish(Weights(1, 0), tensors)
+    requests: list[str] = []
+    read = MemoryFileSystem.cat_file
+
+    def count(self: MemoryFileSystem, path: str, **more: Any) -> Any:
+        requests.append(path)
+        return read(self, path, **more)
+
+    monkeypatch.setattr(MemoryFileSystem, "cat_file", count)
+    monkeypatch.setattr("asyncrl.weights.depot.PIECE", 1_000_000)
+    found = stage(offer).tensors
+    assert all(torch.equal(found[name], tensor) for name, tensor in tensors)
+    assert len([path for path in requests if "safetensors" in path]) == 3  # of 2.4 MB
 
 
 def test_a_fault_in_the_thread_reaches_the_learner(
