@@ -137,8 +137,12 @@ def sweep(folder: Path) -> list[Path]:
     """Remove the segments of dead owners. Returns what was removed."""
     removed: list[Path] = []
     for path in sorted(folder.glob("asyncrl-*")):
-        if not NAME.fullmatch(path.name):
+        if not NAME.fullmatch(path.name.removesuffix(READERS)):
             continue  # the folder may be the temporary one: touch nothing that only looks alike
+        if path.name.endswith(READERS):
+            if not path.with_name(path.name.removesuffix(READERS)).exists():
+                path.unlink(missing_ok=True)  # the segment comes first and goes last: somebody removed it by hand
+            continue
         try:
             fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
         except OSError:

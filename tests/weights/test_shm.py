@@ -315,6 +315,16 @@ def test_a_sweep_leaves_living_owners_and_all_other_files_alone(images: Images, 
     assert lookalike.exists()
 
 
+@pytest.mark.parametrize("left", ["", ".readers"])
+def test_half_of_a_dead_owners_segment_is_swept_as_well(images: Images, tmp_path: Path, left: str) -> None:
+    living = publish(images, 0, constant(4))
+    half = tmp_path / f"asyncrl-00000000-1-00000000{left}"
+    half.touch()
+    segments.sweep(tmp_path)
+    assert not half.exists()
+    assert stage(living)["t0"].tolist() == [4, 4, 4, 4]
+
+
 def test_the_receiver_is_chosen_by_the_offer() -> None:
     images = Images("test")
     try:
