@@ -106,7 +106,7 @@ class Receiver:
         return result
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     st.data(),
     st.integers(2, 6),

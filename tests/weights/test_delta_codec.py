@@ -40,6 +40,7 @@ def layouts(draw: st.DrawFn) -> list[Extent]:
     return extents
 
 
+@settings(deadline=None)
 @given(layouts(), st.sampled_from([0.0, 0.001, 0.01, 0.03, 0.0625, 0.1, 0.3, 1.0]), st.integers(0, 2**32))
 def test_applying_a_delta_gives_the_new_image_whatever_type_and_density(
     extents: list[Extent], density: float, seed: int
@@ -108,7 +109,7 @@ def bfloat16_step(elements: int, density: float, seed: int = 0) -> tuple[Bytes, 
 
 @pytest.mark.parametrize("density", [0.0001, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2])
 def test_a_delta_of_bfloat16_has_at_most_a_tenth_more_than_four_bytes_a_change(density: float) -> None:
-    elements = 3_000_000
+    elements = 1_300_000
     old, new = bfloat16_step(elements, density)
     delta = encode(old, new, [Extent(0, 2 * elements, 2)])
     assert delta is not None
@@ -137,7 +138,7 @@ def test_images_and_extents_that_do_not_fit_are_refused() -> None:
             encode(np.zeros(4, np.uint8), np.zeros(4, np.uint8), [extent])
 
 
-@settings(max_examples=200)
+@settings(max_examples=100, deadline=None)
 @given(st.data())
 def test_damaged_bytes_are_an_error_or_change_only_the_image(data: st.DataObject) -> None:
     old, new = bfloat16_step(5_000, 0.02, seed=1)
