@@ -4,13 +4,14 @@ and control.
 | `kind` | module | against |
 |---|---|---|
 | shm | `weights_shm` | one memcpy of the same bytes |
+| collective | `weights_collective` | a bare broadcast of the same bytes |
 | delta | `weights_delta` | changes counted in another way; a copy of the same bytes |
 | pause | `weights_pause` | a step of the SmolLM2 recipe |
 """
 
 from __future__ import annotations
 
-from asyncrl.benchmarks import weights_delta, weights_pause, weights_shm
+from asyncrl.benchmarks import weights_collective, weights_delta, weights_pause, weights_shm
 from asyncrl.benchmarks.frame import Measured, Say
 
 
@@ -18,6 +19,7 @@ def measure(*, quick: bool, say: Say, full: bool = False) -> Measured:
     """All parts, one after the other: none disturbs another. quick: smaller rows. full: a real run for the delta."""
     parts = [
         weights_shm.measure(quick=quick, say=say),
+        weights_collective.measure(quick=quick, say=say),
         weights_delta.measure(quick=quick, say=say, full=full),
         weights_pause.measure(quick=quick, say=say),
     ]

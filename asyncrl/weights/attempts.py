@@ -8,6 +8,7 @@ attempt that was given up owns all it uses. It ends with its peer, or by the lim
 from __future__ import annotations
 
 import atexit
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -59,8 +60,13 @@ class Attempt(Generic[T]):
 
 
 def first_line(error: BaseException) -> str:
-    """What torch says of an error, without its advice."""
-    return (str(error).splitlines() or [type(error).__name__])[0]
+    """What torch says of an error, without the place in its source and without advice.
+
+    >>> first_line(RuntimeError("[/src/pair.cc:7] Read error [::1]:9: Connection reset by peer. Check the logs.\\n..."))
+    'Read error [::1]:9: Connection reset by peer'
+    """
+    line = (str(error).splitlines() or [type(error).__name__])[0]
+    return re.sub(r"^\[\S+\] ", "", line).partition(". ")[0]
 
 
 _running: set[threading.Thread] = set()

@@ -48,8 +48,8 @@ from asyncrl.weights.roster import (
 
 logger = logging.getLogger(__name__)
 
-LOOK_S = 0.02
-"""Between two looks at the members' knocks and reports: short against a transfer; 50 of them are 1 % of a core."""
+LOOK_S = 0.01
+"""Between two looks at the members' knocks and reports: short against a transfer; 100 of them are 1 % of a core."""
 
 REPORTS_S = 5.0
 """For the members' word on a round that failed. They say it at once, so this is for a machine that is busy."""
@@ -116,7 +116,7 @@ class CollectiveSender:
         self._excused: set[str] = set()
         self._strays: set[str] = set()
         self._given_up: Image | None = None
-        self._unattended: float | None = None  # since when offers have stood and nobody has come
+        self._missed: float | None = None  # since when somebody has been waited for, over offers that were renewed
         self._thread = threading.Thread(target=self._run, name="weights-collective", daemon=True)
         self._thread.start()
 
@@ -155,19 +155,20 @@ class CollectiveSender:
 
     def _run(self) -> None:
         while not self._closed:
-            image = self._due()
-            if image is None:
-                with self._news:
-                    self._news.wait(LOOK_S)
-                continue
+            image = None
             try:
-                self._round(image)
+                image = self._due()
+                if image is not None:
+                    self._round(image)
+                    continue
             except WeightsGone as error:
                 logger.info("%s: the next image takes its place", error)
             except Exception:
                 # Nothing that a member did: the learner and the other transports go on.
-                logger.exception("weights %s could not be sent, the next ones are tried again", tuple(image.weights))
-                self._given_up = image
+                self._given_up = image or self._newest
+                logger.exception("weights could not be sent, the next version is tried again")
+            with self._news:
+                self._news.wait(LOOK_S)
 
     def _due(self) -> Image | None:
         """The image to offer next, if anybody lacks it."""
@@ -219,8 +220,6 @@ class CollectiveSender:
     def _meet(self, weights: Weights) -> Roster:
         """Wait for the members. Returns a roster without any if the epoch is called off."""
         meeting = Meeting(weights, time.monotonic(), self._deadline_s)
-        if self._unattended is None:
-            self._unattended = meeting.opened
         since = time.time()
         first: float | None = None
         while True:
@@ -245,10 +244,12 @@ class CollectiveSender:
             if closed or step in ("renew", "cancel"):
                 return self._roster({})
             if step == "close":
-                self._unattended = None
+                self._missed = None
                 self._note(missing, weights, "announce", since)
                 return self._roster(knocks)
-            if first is None and now - self._unattended >= self._deadline_s:
+            if not missing or self._missed is None:
+                self._missed = now
+            if now - self._missed >= self._deadline_s:
                 self._note(missing, weights, "announce", since)  # excused from then on: named once
             with self._news:
                 self._news.wait(LOOK_S)

@@ -6,7 +6,7 @@ import contextlib
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 import torch
@@ -16,12 +16,12 @@ Spawn = Callable[..., "subprocess.Popen[str]"]
 
 @pytest.fixture
 def spawn() -> Iterator[Spawn]:
-    """Start `python -c script arguments...` with pipes for stdin and stdout."""
+    """Start `python -c script arguments...` with pipes for stdin and stdout. `before`: what the command begins with."""
     started: list[subprocess.Popen[str]] = []
 
-    def start(script: str, *arguments: str) -> subprocess.Popen[str]:
+    def start(script: str, *arguments: str, before: Sequence[str] = ()) -> subprocess.Popen[str]:
         process = subprocess.Popen(
-            [sys.executable, "-c", script, *arguments],
+            [*before, sys.executable, "-c", script, *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -52,6 +52,8 @@ def receiving(self, end):
 
 def slow(self, end):
     time.sleep(0.1)
+    if end > 2 * bucket and len(sys.argv) > 4:
+        open(sys.argv[4], "w").close()  # "I am in the middle of it"
     reach(self, end)
 
 if fault.endswith("knocked"):
@@ -158,11 +160,12 @@ def recipient(name: str, serving: Weights | None = None) -> Recipient:
 
 
 def all_take(
-    learner: Learner, members: Sequence[Member], version: int, *, deadline_s: float, rounds: int = 1
+    learner: Learner, members: Sequence[Member], version: int, *, deadline_s: float, rounds: int = 1, after: int = 0
 ) -> dict[str, dict[str, Any]]:
-    """What came of it for each member. One that is told `WeightsGone` takes the next offer, in as many rounds."""
+    """What came of it for each member, from an epoch after `after` on. One that is told `WeightsGone` takes the next
+    offer, in as many rounds."""
     found: dict[str, dict[str, Any]] = {}
-    left, epoch = list(members), 0
+    left, epoch = list(members), after
     for _ in range(rounds):
         offer = learner.offer(version, after=epoch)
         epoch = offer["epoch"]
