@@ -41,12 +41,13 @@ class Choice:
 
 
 def here(device: str = "cpu") -> Place:
-    """This process's place. Two containers of one host that share no /dev/shm are two places; so are two boots."""
+    """This process's place. Two containers of one host that share no /dev/shm are two places; so are two boots, and two
+    users, who may not read each other's files there."""
     folder = segment_folder()
     boot = Path("/proc/sys/kernel/random/boot_id")
     identity = boot.read_text().strip() if boot.is_file() else socket.gethostname()
     found = os.stat(folder)
-    return Place(socket.gethostname(), f"{identity}/{folder}/{found.st_dev}/{found.st_ino}", device)
+    return Place(socket.gethostname(), f"{identity}/{folder}/{found.st_dev}/{found.st_ino}/{os.getuid()}", device)
 
 
 def device_of(device: torch.device) -> str:
@@ -67,4 +68,8 @@ def choose(learner: Place, collector: Place, wanted: Literal["auto"] | Transport
         if learner.device == collector.device != "cpu":
             return Choice("cuda-ipc", f"both on GPU {collector.device}")
         return Choice("shm", f"both on {collector.host}, with one shared memory")
+    if learner.host == collector.host:
+        return Choice(
+            "collective", f"both on {learner.host}, but with no shared memory of the same user: over the network"
+        )
     return Choice("collective", f"learner on {learner.host}, this collector on {collector.host}: over the network")
