@@ -28,7 +28,7 @@ from asyncrl.buffers.base import Buffer
 from asyncrl.buffers.concurrency import all_or_nothing
 from asyncrl.buffers.patience import patiently
 from asyncrl.collectors.course import Course, offer_of, shown_offers
-from asyncrl.collectors.engines.base import EngineError, KvMode
+from asyncrl.collectors.engines.base import Engine, EngineError, KvMode
 from asyncrl.collectors.fetching import Fetcher
 from asyncrl.collectors.fleet import Fleet, Host
 from asyncrl.config.recipe import WeightsConfig
@@ -199,13 +199,11 @@ class Updates:
         self.holding_since = time.monotonic()
         async with self.hold:
             self.holding_since = None
-            # One that failed since, or came back without what was staged, gets the weights in another round.
-            ready = [host for host, engine in engines.items() if not host.failed and host.engine is engine]
             try:
-                await all_or_nothing(self._make_way(host) for host in ready)
-                await all_or_nothing(self._activate(host, staged.weights) for host in ready if not host.failed)
+                await all_or_nothing(self._make_way(host) for host in _still(engines))
+                await all_or_nothing(self._activate(host, staged.weights) for host in _still(engines))
             finally:
-                for host in ready:
+                for host in engines:
                     host.entrance.open()
                 self._fleet.freed.set()
         if failed := [host.failed for host in engines if host.failed]:
@@ -297,6 +295,12 @@ class Updates:
         except (EngineError, TimeoutError) as error:
             why = str(error) or f"no answer within weights.deadline_s {limit_s:g}"
             raise WeightsError(f"engine {host.engine.name} cannot say what it serves: {why}") from error
+
+
+def _still(engines: Mapping[Host, Engine]) -> list[Host]:
+    """Those that work with the same engine. One that failed since, or came back without what was staged, gets the
+    weights in another round."""
+    return [host for host, engine in engines.items() if not host.failed and host.engine is engine]
 
 
 def _place_of(document: Mapping[str, Any]) -> Place:

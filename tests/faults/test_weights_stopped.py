@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import subprocess
 from collections.abc import AsyncIterator, Callable
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from msgspec import to_builtins
 
 from asyncrl.buffers.base import MemberStats
 from asyncrl.buffers.remote import RedisBuffer
@@ -18,7 +20,10 @@ from asyncrl.learners.outlet import Outlet
 from asyncrl.runtime.weights_text import weights_lines
 from asyncrl.staleness import Weights
 from asyncrl.weights.base import Late
+from asyncrl.weights.image import Images
 from asyncrl.weights.reach import here
+from asyncrl.weights.segments import READERS
+from asyncrl.weights.shm import shm_offer
 from tests.faults.runs import ROOT, collecting, leased, recipe_of
 
 pytestmark = [pytest.mark.faults, pytest.mark.slow, pytest.mark.asyncio, pytest.mark.timeout(240)]
@@ -130,3 +135,40 @@ async def test_without_a_deadline_nobody_is_named(server_url: str, spawn: Spawn)
             async with asyncio.timeout(1.5 * DEADLINE_S):
                 await learner.until(lambda members: bool(learner.late))
         process.send_signal(signal.SIGKILL)
+
+
+async def test_a_receiver_that_is_stuck_in_the_kernel_holds_up_neither_the_collector_nor_its_end(
+    server_url: str, tmp_path: Path, spawn: Spawn
+) -> None:
+    """Its segment is a pipe that nobody opens for writing: opening it never returns."""
+    recipe = recipe_of("stuck-receiver", steps=40, weights={"deadline_s": 1.0})
+    images = Images("stuck-receiver", folder=tmp_path)
+    async with collecting(server_url, recipe, collectors=0, limit_s=LIMIT_S) as buffer:
+        weights = Weights(await buffer.new_lineage(parent=None, limits=buffer.limits), 0)
+
+        async def announce(*, stuck: bool) -> None:
+            image = await asyncio.to_thread(images.write, weights, [("w", torch.zeros(9))], tied={})
+            for name in (image.path, Path(f"{image.path}{READERS}")) if stuck else ():
+                name.unlink()
+                os.mkfifo(name)
+            place, fork = to_builtins(here()), {"parent": 0, "version": 0}
+            await buffer.announce(weights, {"place": place, "fork": fork, "offers": [shm_offer(image)]})
+
+        async def until(holds: Callable[[MemberStats], object]) -> None:
+            while not [member for member in (await buffer.stats()).members if holds(member)]:
+                await asyncio.sleep(0.05)
+
+        await announce(stuck=False)
+        arguments = ("collector", "--buffer", server_url, "--run", "stuck-receiver", "--name", "c")
+        process = spawn("c", *arguments)
+        await until(lambda member: member.serving == weights)
+        await leased(buffer, weights)
+        await buffer.commit(*weights)
+        weights = Weights(weights.lineage, 1)
+        await announce(stuck=True)
+        await until(lambda member: phase_of(member) == "stage")
+        await until(lambda member: "did not come back within" in member.progress["weights"]["error"])
+        await leased(buffer, weights)  # from the older weights: it goes on answering
+        await buffer.finish()
+    images.close()
+    assert await asyncio.to_thread(process.wait, 30) == 0
