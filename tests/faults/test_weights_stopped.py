@@ -155,7 +155,9 @@ async def test_a_receiver_that_is_stuck_in_the_kernel_holds_up_neither_the_colle
             await buffer.announce(weights, {"place": place, "fork": fork, "offers": [shm_offer(image)]})
 
         async def until(holds: Callable[[MemberStats], object]) -> None:
-            while not [member for member in (await buffer.stats()).members if holds(member)]:
+            while True:
+                if any(holds(member) for member in (await buffer.stats()).members):
+                    return
                 await asyncio.sleep(0.05)
 
         await announce(stuck=False)
