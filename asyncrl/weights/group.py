@@ -59,12 +59,14 @@ class Group:
             works.start(torch.tensor([epoch, *weights, len(data)], device=self._device))
             for start in range(0, len(data), BUCKET):
                 part = torch.from_numpy(_writable(data[start : start + BUCKET]))
-                works.leave(AHEAD - 1)
+                if works.under_way == AHEAD:
+                    works.finish()
                 bucket = self._bucket(start, part)
                 if bucket is not part:
                     bucket.copy_(part)
                 works.start(bucket)
-            works.leave(0)
+            while works.under_way:
+                works.finish()
             if self._nccl:
                 torch.cuda.synchronize()
 
@@ -79,7 +81,7 @@ class Group:
         with self._works(limit_s) as works:
             header = torch.empty(4, dtype=torch.int64, device=self._device)
             works.start(header)
-            works.leave(0)
+            works.finish()
             expected = [epoch, *weights, into.numel()]
             if (found := header.tolist()) != expected:
                 raise WeightsError(
@@ -94,7 +96,7 @@ class Group:
                 works.start(bucket)
             while parts:
                 start, part, bucket = parts.popleft()
-                works.leave(min(AHEAD, len(parts) + 1) - 1)
+                works.finish()
                 if bucket is not part:
                     part.copy_(bucket)
                 if len(parts) >= AHEAD:
@@ -117,8 +119,8 @@ class Group:
         try:
             yield works
         except BaseException:
-            # The last reference to a backend waits for what is under way, with the interpreter's lock held: nothing in
-            # this process would go on. So a thread that waits without it has the last one.
+            # Whoever drops a backend's last reference waits for what is under way: perhaps the event loop, which gets
+            # the error and, in its traceback, all of this. So a thread of its own keeps one until nothing is.
             Attempt(works.outlast, name="weights-group-ends")
             raise
 
@@ -131,22 +133,25 @@ class _Works:
         self._options = BroadcastOptions()
         self._options.rootRank = self._options.rootTensor = 0
         self._options.timeout = timedelta(seconds=limit_s)
-        self._under_way: deque[Any] = deque()
+        self._works: deque[Any] = deque()
+
+    @property
+    def under_way(self) -> int:
+        return len(self._works)
 
     def start(self, tensor: torch.Tensor) -> None:
-        self._under_way.append(self._backend.broadcast([tensor], self._options))
+        self._works.append(self._backend.broadcast([tensor], self._options))
 
-    def leave(self, count: int) -> None:
-        """Wait for the oldest until no more than `count` are under way."""
-        while len(self._under_way) > count:
-            self._under_way[0].wait()
-            self._under_way.popleft()
+    def finish(self) -> None:
+        """Wait for the oldest."""
+        self._works[0].wait()
+        self._works.popleft()
 
     def outlast(self) -> None:
         """Wait until all have ended, well or by their limit."""
-        while self._under_way:
+        while self._works:
             with suppress(RuntimeError):
-                self._under_way.popleft().wait()
+                self._works.popleft().wait()
 
 
 def mesh(group: int) -> str:
