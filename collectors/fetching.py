@@ -27,9 +27,9 @@ CLOSE_S = 5.0
 class Fetcher:
     """The receivers of one collector, made when an offer asks for one."""
 
-    def __init__(self, me: str, *, deadline_s: float) -> None:
-        """`me`: the collector's incarnation, as transfers with a roster know it."""
-        self._me, self._deadline_s = me, deadline_s
+    def __init__(self, me: str, *, device: str, deadline_s: float) -> None:
+        """`me`: the collector's incarnation, as transfers with a roster know it. `device`: as in its `Place`."""
+        self._me, self._device, self._deadline_s = me, device, deadline_s
         self._receivers: dict[str, Receiver] = {}
 
     async def fetch(self, offer: Mapping[str, Any]) -> StagedWeights:
@@ -39,7 +39,7 @@ class Fetcher:
         if transport not in self._receivers:
             from asyncrl.weights.build import receiver  # imports torch, of no use to a simulated collector
 
-            self._receivers[transport] = receiver(offer, me=self._me)
+            self._receivers[transport] = receiver(offer, me=self._me, device=self._device)
         stage = self._receivers[transport].stage
         fetching = in_thread(lambda: stage(offer, deadline_s=self._deadline_s))
         try:

@@ -75,7 +75,7 @@ class Updates:
         self._kv: KvMode = "keep" if config.update == "keep" else "recompute"
         self._drain_limit_s, self._store_limit_s = drain_limit_s, store_limit_s
         self._on_change = on_change
-        self._fetcher = Fetcher(me, deadline_s=config.deadline_s)
+        self._fetcher = Fetcher(me, device=place.device, deadline_s=config.deadline_s)
         self._news = asyncio.Event()
         self._tried: tuple[Weights, int] | None = None
         self._said = 0  # announcements, by the last beat

@@ -31,7 +31,7 @@ class Line:
         self.closed: list[str] = []
         self.ends = threading.Event()  # at the end of the test: nothing hangs for ever
 
-    def receiver(self, offer: Mapping[str, Any], *, me: str = "") -> _Receiver:
+    def receiver(self, offer: Mapping[str, Any], *, me: str, device: str) -> _Receiver:
         self.made.append(offer["transport"])
         return _Receiver(self, offer["transport"])
 
