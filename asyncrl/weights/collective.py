@@ -316,7 +316,8 @@ class CollectiveSender:
         """In an attempt: join the group unless it is `held`, and broadcast."""
         try:
             if not held:
-                held.append(Group(roster, self._point.connection(), 0, address=self._point.address))
+                store = self._point.connection()
+                held.append(Group(roster, store, 0, address=self._point.address, device=self._device))
             held[0].send(roster.epoch, image.weights, image.data(), limit_s=roster.limit_s)
         finally:
             image.release()

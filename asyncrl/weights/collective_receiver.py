@@ -146,7 +146,7 @@ class Part:
         try:
             if session.group is None or session.group.id != roster.group:
                 self._doing, session.group = "connecting to the other members", None
-                session.group = Group(roster, visit.store, rank, address=visit.own_address)
+                session.group = Group(roster, visit.store, rank, address=visit.own_address, device=session.device)
             staged = self._receive(session.group, roster.limit_s)
         except (WeightsError, RuntimeError) as error:
             visit.report(expected.epoch, Report(session.me, self._received, first_line(error)))

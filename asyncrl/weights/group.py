@@ -27,6 +27,7 @@ from torch._C._distributed_c10d import (  # torch.distributed has them too, but 
 from asyncrl.staleness import Weights
 from asyncrl.weights.attempts import Attempt
 from asyncrl.weights.base import WeightsError
+from asyncrl.weights.reach import device_of
 from asyncrl.weights.roster import Roster
 
 BUCKET = 64 << 20
@@ -40,15 +41,17 @@ AHEAD = 2
 class Group:
     """Rank `rank` of `roster` and the learner. Creating it blocks until all are connected, at most `roster.limit_s`."""
 
-    def __init__(self, roster: Roster, store: Store, rank: int, *, address: str) -> None:
-        """`store`: where the members meet; `address`: this host's own, on which the others reach it.
+    def __init__(self, roster: Roster, store: Store, rank: int, *, address: str, device: str) -> None:
+        """`store`: where the members meet; `address`: this host's own, on which the others reach it; `device`: as in
+        the `Place` of this process.
 
         Raises RuntimeError: somebody did not come.
         """
         self.id = roster.group
         self._nccl = roster.backend == "nccl"
-        self._device = torch.device("cuda" if self._nccl else "cpu")
-        self._spare = [torch.empty(BUCKET, dtype=torch.uint8, device="cuda") for _ in range(AHEAD if self._nccl else 0)]
+        self._device = _gpu(device) if self._nccl else torch.device("cpu")
+        spare = AHEAD if self._nccl else 0
+        self._spare = [torch.empty(BUCKET, dtype=torch.uint8, device=self._device) for _ in range(spare)]
         prefix = PrefixStore(mesh(roster.group), store)
         make = _nccl if self._nccl else _gloo
         self._backend = make(prefix, rank, len(roster.members) + 1, address, roster.limit_s)
@@ -68,7 +71,7 @@ class Group:
             while works.under_way:
                 works.finish()
             if self._nccl:
-                torch.cuda.synchronize()
+                torch.cuda.synchronize(self._device)
 
     def receive(
         self, epoch: int, weights: Weights, into: torch.Tensor, arrived: Callable[[int], None], *, limit_s: float
@@ -184,6 +187,14 @@ def _nccl(store: Store, rank: int, size: int, address: str, limit_s: float) -> A
             del os.environ[variable]
         else:
             os.environ[variable] = before
+
+
+def _gpu(uuid: str) -> torch.device:
+    """The GPU of this `Place`, for a thread that knows only the default one. Raises RuntimeError."""
+    for index in range(torch.cuda.device_count()):
+        if device_of(device := torch.device("cuda", index)) == uuid:
+            return device
+    raise RuntimeError(f"this process sees no GPU {uuid}")
 
 
 def _writable(data: NDArray[np.uint8]) -> NDArray[np.uint8]:
