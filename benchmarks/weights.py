@@ -7,11 +7,12 @@ and control.
 | collective | `weights_collective` | a bare broadcast of the same bytes |
 | delta | `weights_delta` | changes counted in another way; a copy of the same bytes |
 | pause | `weights_pause` | a step of the SmolLM2 recipe |
+| churn | `weights_churn` | the deadline; what was published |
 """
 
 from __future__ import annotations
 
-from asyncrl.benchmarks import weights_collective, weights_delta, weights_pause, weights_shm
+from asyncrl.benchmarks import weights_churn, weights_collective, weights_delta, weights_pause, weights_shm
 from asyncrl.benchmarks.frame import Measured, Say
 
 
@@ -22,6 +23,7 @@ def measure(*, quick: bool, say: Say, full: bool = False) -> Measured:
         weights_collective.measure(quick=quick, say=say),
         weights_delta.measure(quick=quick, say=say, full=full),
         weights_pause.measure(quick=quick, say=say),
+        weights_churn.measure(quick=quick, say=say),
     ]
     return Measured(
         rows=[row for part in parts for row in part.rows],
