@@ -85,13 +85,13 @@ def arm_collector() -> None:
 
 
 def arm_learner(optimizer: str) -> None:
-    """optimizer: the name of the point around its step."""
+    """optimizer: the name of the point around an update of its step."""
     from asyncrl.learners.optimize import Optimizer
     from asyncrl.weights.image import Images
 
     around(RedisBuffer, "lease", "lease")
     around(RedisBuffer, "commit", "commit")
-    around(Optimizer, "step", optimizer)
+    around(Optimizer, "update", optimizer)
     write = Images.write
 
     def writing(self: Images, weights: Any, source: Iterable[Any], **rest: Any) -> Any:

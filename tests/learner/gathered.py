@@ -1,13 +1,11 @@
-"""Weights published from shards, by real ranks: `python gathered.py RANK SIZE FOLDER [KILLED_AT]`.
+"""Weights published from shards, by real ranks: `python gathered.py RANK SIZE FOLDER`.
 
 FOLDER holds model/ and gets `meeting`; from each rank `peaks-RANK`, bytes of buffers for each of SIZES, and from rank 0
-`manifests.json`. KILLED_AT: the last rank kills itself when it asks for that bucket.
+`manifests.json`.
 """
 
 from __future__ import annotations
 
-import os
-import signal
 import sys
 import weakref
 from pathlib import Path
@@ -60,16 +58,12 @@ def alone(folder: Path) -> Manifest:
 class Count:
     """Bytes of all buffers that are alive at once."""
 
-    def __init__(self, killed_at: int | None) -> None:
-        self.live = self.peak = self.made = 0
-        self.killed_at = killed_at
+    def __init__(self) -> None:
+        self.live = self.peak = 0
         self.make = gathering.buffer
         gathering.buffer = self.counted
 
     def counted(self, *arguments: Any) -> torch.Tensor:
-        self.made += 1
-        if self.made == self.killed_at:
-            os.kill(os.getpid(), signal.SIGKILL)
         buffer = self.make(*arguments)
         self.live += buffer.nbytes
         self.peak = max(self.peak, self.live)
@@ -82,11 +76,10 @@ class Count:
 
 def main() -> None:
     rank, size, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
-    killed_at = int(sys.argv[4]) if len(sys.argv) > 4 and rank == size - 1 else None
     torch.set_num_threads(1)
     ranks = Sharded(rank, size, meeting=folder / "meeting", step_s=LIMIT_S, silence_s=LIMIT_S)
     model, whole = trained(ranks, folder)
-    count = Count(killed_at)
+    count = Count()
     manifests, peaks = [], []
     for gathering.BUCKET_BYTES in SIZES:
         count.peak = 0
