@@ -11,7 +11,7 @@ not wait for it. What each side waits for is bounded:
 | sender  | group, broadcast, reports | TRANSFER of the deadline   | the members; one that fails or leaves; the limit  |
 | sender  | reports of a failed round | REPORTS_S                  | they, or the limit: who says nothing is late      |
 | member  | roster, group, weights    | the deadline               | the sender, which ends each epoch; the limit      |
-| `close` | the sender's thread       | CLOSE_S                    | the sender, which looks every LOOK_S              |
+| `close` | the sender's thread       | CLOSE_S                    | the sender, which looks every REST_S              |
 
 No thread that keeps these limits makes a call that could outlast them (`attempts.py`).
 """
@@ -48,8 +48,11 @@ from asyncrl.weights.roster import (
 
 logger = logging.getLogger(__name__)
 
-LOOK_S = 0.01
-"""Between two looks at the members' knocks and reports: short against a transfer; 100 of them are 1 % of a core."""
+LOOK_S, REST_S = 0.01, 0.1
+"""Between two looks at what members say: while they are there, or may come at any moment; and after PROMPT_S without
+any. The first is short against a transfer and costs 3 % of a core, the second a third of a percent."""
+
+PROMPT_S = 1.0
 
 REPORTS_S = 5.0
 """For the members' word on a round that failed. They say it at once, so this is for a machine that is busy."""
@@ -105,7 +108,7 @@ class CollectiveSender:
         self._newest: Image | None = None
         self._recipients: tuple[Recipient, ...] = ()
         self._late: list[Late] = []
-        self._closed = False
+        self._stirred = self._closed = False
         self._offer: CollectiveOffer | None = None
         self._measured = {"bytes": 0.0, "seconds": 0.0}
         # Of the thread alone:
@@ -124,6 +127,7 @@ class CollectiveSender:
         """Offer `image` to `recipients`, and to who comes without having been seen yet."""
         with self._news:
             self._newest, self._recipients = image, tuple(recipients)
+            self._stirred = True
             self._news.notify()
 
     def offer(self) -> Mapping[str, Any] | None:
@@ -146,7 +150,7 @@ class CollectiveSender:
     def close(self) -> None:
         """Call off what is under way, and end the thread."""
         with self._news:
-            self._closed = True
+            self._closed = self._stirred = True
             self._news.notify()
         self._thread.join(CLOSE_S)
         self._offer = None
@@ -167,8 +171,7 @@ class CollectiveSender:
                 # Nothing that a member did: the learner and the other transports go on.
                 self._given_up = image or self._newest
                 logger.exception("weights could not be sent, the next version is tried again")
-            with self._news:
-                self._news.wait(LOOK_S)
+            self._pause(REST_S)
 
     def _due(self) -> Image | None:
         """The image to offer next, if anybody lacks it."""
@@ -251,8 +254,7 @@ class CollectiveSender:
                 self._missed = now
             if now - self._missed >= self._deadline_s:
                 self._note(missing, weights, "announce", since)  # excused from then on: named once
-            with self._news:
-                self._news.wait(LOOK_S)
+            self._pause(REST_S if first is None and now - meeting.opened > PROMPT_S else LOOK_S)
 
     def _roster(self, knocks: Mapping[str, Knock]) -> Roster:
         return form(self._epoch, knocks, self._last, device=self._device, limit_s=TRANSFER * self._deadline_s)
@@ -309,8 +311,7 @@ class CollectiveSender:
                 return reports, f"{self._names([failed[0].member])[0]}: {failed[0].error}"
             if time.monotonic() >= until:
                 return reports, f"not everybody had the weights within {roster.limit_s:g} s"
-            with self._news:
-                self._news.wait(LOOK_S)
+            self._pause(LOOK_S)
 
     def _send(self, image: Image, roster: Roster, held: list[Group]) -> None:
         """In an attempt: join the group unless it is `held`, and broadcast."""
@@ -327,10 +328,16 @@ class CollectiveSender:
         until = time.monotonic() + min(REPORTS_S, self._deadline_s * (1 - MEETING - TRANSFER))
         reports = self._point.reports(roster.epoch)
         while len(reports) < len(roster.members) and time.monotonic() < until and not self._closed:
-            with self._news:
-                self._news.wait(LOOK_S)
+            self._pause(LOOK_S)
             reports = self._point.reports(roster.epoch)
         return reports
+
+    def _pause(self, seconds: float) -> None:
+        """Until there is something new from `serve` or `close`, also since the last pause, or for so long."""
+        with self._news:
+            if not self._stirred:
+                self._news.wait(seconds)
+            self._stirred = False
 
     def _count(self, image: Image, reports: Mapping[str, Report], *, seconds: float) -> None:
         done = [report.member for report in reports.values() if not report.error]
