@@ -101,7 +101,7 @@ async def test_a_collector_is_nudged_by_what_it_must_know(make_buffer: Any, even
     assert (
         said[event]
         == {
-            "announce": (Weights(1, 0), 1),
+            "announce": (Weights(1, 0), 2),  # the first was the start's
             "finish": "ended",
             "verification": "v1",
             "evaluation": {"id": "eval-1-0", "weights": [1, 0]},
