@@ -58,14 +58,16 @@ class Recording:
         return self.kept[version] if version else None
 
     def stamps(self, start: int) -> dict[int, set[str]]:
-        """Version -> checksums of the weights by which trained rows were sampled, out of the steps from `start` on.
+        """Version -> checksums of the weights by which trained rows were sampled, out of the steps from `start` on. A
+        version that was published without one (`weights.verify_every`) has left none.
 
         Raises ReplayError that names the first missing part, and versions from which nothing is missing."""
         found: dict[int, set[str]] = {}
         for step in self.steps(start):
             try:
                 for weights, checksum in self.archive.stamps(step):
-                    found.setdefault(weights.version, set()).add(checksum)
+                    if checksum:
+                        found.setdefault(weights.version, set()).add(checksum)
             except FileNotFoundError as error:
                 later = [version for version in sorted(self.kept) if version > step.version and self.steps(version)]
                 way = f"; --from {later[0]} replays from the checkpoint after it" if later else ""
