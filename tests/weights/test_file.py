@@ -267,7 +267,7 @@ def test_a_full_disk_is_named_late_and_overcome(
     caplog: pytest.LogCaptureFixture,
     eventually: Callable[..., bool],
 ) -> None:
-    monkeypatch.setattr("asyncrl.weights.folder_sender.RETRY_S", 0.0)
+    monkeypatch.setattr("asyncrl.weights.newest_sender.RETRY_S", 0.0)
     learner = start()
     first = learner.publish(Weights(1, 0), TENSORS)
     image = learner.images.write(Weights(1, 1), TENSORS, tied={})
