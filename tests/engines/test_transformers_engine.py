@@ -292,6 +292,60 @@ async def test_the_checksum_is_computed_from_what_is_served_and_a_wrong_one_is_r
 
 
 @pytest.mark.asyncio
+async def test_what_is_served_can_be_hashed_at_any_time_without_a_pause(saved: Path) -> None:
+    engine = make_engine(saved)
+    with pytest.raises(EngineError, match="serves nothing"):
+        await engine.verify()
+    async with serving(saved) as engine:
+        task = asyncio.create_task(engine.generate(long_request("a")))
+        await until_progress(engine, "a", 2)
+        paused = engine.paused_s
+        assert await engine.verify() == (Weights(1, 1), engine.checksum)
+        assert (engine.paused_s, task.done()) == (paused, False)
+        assert engine._live is not None
+        weight = next(engine._live.model.parameters())
+        weight.view(torch.int32).view(-1)[0] ^= 1  # one bit, in what the engine computes with
+        weights, found = await engine.verify()
+        assert weights == Weights(1, 1)
+        assert found != engine.checksum
+        engine.abort(["a"])
+        await task
+
+
+@pytest.mark.asyncio
+async def test_weights_without_a_checksum_are_served_and_have_one_when_asked(saved: Path) -> None:
+    async with serving(saved) as engine:
+        given = staged(make_model(seed=2), 1, 2)
+        phases: list[str] = []
+        await engine.stage(replace(given, checksum=""))
+        await engine.activate(exchanged=lambda: phases.append("verify"))
+        assert (engine.serving, engine.checksum, phases) == (Weights(1, 2), "", ["verify"])
+        assert await engine.verify() == (Weights(1, 2), given.checksum)
+        completion = await engine.generate(request("a"))
+    assert [span.checksum for span in completion.spans] == [""]
+
+
+@pytest.mark.asyncio
+async def test_an_answer_that_was_begun_goes_on_with_the_same_draws(saved: Path) -> None:
+    whole_request = request("whole", seed=5, max_tokens=30)
+    async with serving(saved) as engine:
+        whole = await engine.generate(whole_request)
+        begun = tuple(whole.token_ids[:11].tolist())
+        rest = await engine.generate(
+            replace(
+                whole_request,
+                token_ids=(*whole_request.token_ids, *begun),
+                sampling=replace(whole_request.sampling, max_tokens=19),
+                position=11,
+            )
+        )
+        other = await engine.generate(replace(whole_request, token_ids=(*whole_request.token_ids, *begun)))
+    assert rest.token_ids.tolist() == whole.token_ids[11:].tolist()
+    np.testing.assert_allclose(rest.logprobs, whole.logprobs[11:], atol=1e-5)
+    assert other.token_ids.tolist()[:19] != rest.token_ids.tolist(), "without its position it is drawn otherwise"
+
+
+@pytest.mark.asyncio
 async def test_staging_keeps_its_own_copy_and_the_newest_one_wins(saved: Path) -> None:
     async with serving(saved) as engine:
         first, second = staged(make_model(seed=2), 1, 2), staged(make_model(seed=3), 1, 3)
