@@ -28,6 +28,10 @@ def receiver(offer: Mapping[str, Any], *, me: str = "", device: str = "cpu") -> 
         from asyncrl.weights.collective_receiver import CollectiveReceiver
 
         return CollectiveReceiver(me, device=device)
+    if transport == "cuda-ipc":
+        from asyncrl.weights.cuda_ipc import CudaIpcReceiver
+
+        return CudaIpcReceiver()
     raise WeightsError(f"weights were published over {transport!r}; this version does not receive over it")
 
 
@@ -64,4 +68,8 @@ def sender(
             device=device,
             changed=changed,
         )
+    if transport == "cuda-ipc":
+        from asyncrl.weights.cuda_ipc import CudaIpcSender
+
+        return CudaIpcSender(device=device, deadline_s=config.deadline_s, changed=changed)
     raise WeightsError(f"collectors want their weights over {transport!r}, which this version does not send")

@@ -27,6 +27,7 @@ from torch._C._distributed_c10d import (  # torch.distributed has them too, but 
 from asyncrl.staleness import Weights
 from asyncrl.weights.attempts import Attempt
 from asyncrl.weights.base import WeightsError
+from asyncrl.weights.memory import borrowed
 from asyncrl.weights.reach import device_of
 from asyncrl.weights.roster import Roster
 
@@ -61,7 +62,7 @@ class Group:
         with self._works(limit_s) as works:
             works.start(torch.tensor([epoch, *weights, len(data)], device=self._device))
             for start in range(0, len(data), BUCKET):
-                part = torch.from_numpy(_writable(data[start : start + BUCKET]))
+                part = torch.from_numpy(borrowed(data[start : start + BUCKET]))
                 if works.under_way == AHEAD:
                     works.finish()
                 bucket = self._bucket(start, part)
@@ -195,10 +196,3 @@ def _gpu(uuid: str) -> torch.device:
         if device_of(device := torch.device("cuda", index)) == uuid:
             return device
     raise RuntimeError(f"this process sees no GPU {uuid}")
-
-
-def _writable(data: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """The same memory under another flag: torch has no read-only tensors, and warns of arrays that are. The root of a
-    broadcast only reads."""
-    interface = {**data.__array_interface__, "data": (data.__array_interface__["data"][0], False)}
-    return np.asarray(type("Borrowed", (), {"__array_interface__": interface, "owner": data})())

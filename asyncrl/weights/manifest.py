@@ -148,16 +148,16 @@ class Pieces:
         return math.prod(self.shape) * self.dtype.itemsize
 
 
-def tensors_in(data: NDArray[np.uint8], manifest: Manifest) -> dict[str, torch.Tensor]:
-    """The tensors that lie in `data`. Not copied: they keep it."""
-    whole = torch.from_numpy(data)
+def tensors_in(data: NDArray[np.uint8] | torch.Tensor, manifest: Manifest) -> dict[str, torch.Tensor]:
+    """The tensors that lie in `data`, uint8 of any device. Not copied: they keep it."""
+    whole = data if isinstance(data, torch.Tensor) else torch.from_numpy(data)
     tensors: dict[str, torch.Tensor] = {}
     for spec in manifest.tensors:
         dtype = DTYPES[spec.dtype]
         if spec.nbytes:
             tensors[spec.name] = whole[spec.offset : spec.offset + spec.nbytes].view(dtype).view(spec.shape)
         else:  # it may lie behind the end
-            tensors[spec.name] = torch.empty(spec.shape, dtype=dtype)
+            tensors[spec.name] = torch.empty(spec.shape, dtype=dtype, device=whole.device)
     return tensors
 
 

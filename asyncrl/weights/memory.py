@@ -58,3 +58,10 @@ class Spare:
     def drop(self) -> None:
         """Keep nothing that is free."""
         self._free = None
+
+
+def borrowed(data: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """The same memory under another flag: torch has no read-only tensors, and warns of arrays that are. Not to be
+    written to."""
+    interface = {**data.__array_interface__, "data": (data.__array_interface__["data"][0], False)}
+    return np.asarray(type("Borrowed", (), {"__array_interface__": interface, "owner": data})())
