@@ -2,8 +2,9 @@
 
 Pure: events and times (monotonic seconds) go in; what to look for, when to look again and what beats say comes out.
 
-One rule for what fails: a transport that could not bring weights, by error or by deadline, is given up for
-`weights.fallback` until something has arrived, where the recipe has one; then the first choice has its turn again.
+One rule for what fails: a transport that could not bring weights, by error or by deadline, is given up until something
+has arrived for what reaches as well, or for `weights.fallback`, where there is one; then the first choice has its turn
+again.
 """
 
 from __future__ import annotations
@@ -40,9 +41,15 @@ class Course:
     @property
     def choice(self) -> Choice | None:
         """The transport in use now, and why."""
-        if self._fallen and self.first is not None and self._fallback is not None:
-            return Choice(self._fallback, f"weights.fallback, until {self.first.transport} has its turn again")
+        if self._fallen and self.first is not None and self._second is not None:
+            why = "reaches as well" if self._second == self.first.instead else "weights.fallback"
+            return Choice(self._second, f"{why}, until {self.first.transport} has its turn again")
         return self.first
+
+    @property
+    def _second(self) -> Transport | None:
+        """What is taken when the first choice has failed."""
+        return (self.first and self.first.instead) or self._fallback
 
     def announced(self, weights: Weights, now: float) -> None:
         """`weights` are newer than what is served. The phase is as old as the first announcement after which nothing
@@ -74,7 +81,7 @@ class Course:
     def failed(self, error: str, now: float) -> None:
         """The try failed; the next one takes the other transport, where there is one."""
         self.error, self.failed_at = error, now
-        self._fallen = self._fallback is not None and not self._fallen
+        self._fallen = self._second is not None and not self._fallen
         # Newer weights in the meantime, or the other transport, may do: both have the whole deadline again.
         self._behind_since = None
         self._waits_until = now + (FIRST_PAUSE_S if self._fallen else self._pause_s)

@@ -38,6 +38,7 @@ class Choice:
 
     transport: Transport
     why: str
+    instead: Transport | None = None  # what reaches as well, should it fail
 
 
 def here(device: str = "cpu") -> Place:
@@ -66,7 +67,7 @@ def choose(learner: Place, collector: Place, wanted: Literal["auto"] | Transport
         return Choice(wanted, "weights.transport")
     if learner.memory == collector.memory:
         if learner.device == collector.device != "cpu":
-            return Choice("cuda-ipc", f"both on GPU {collector.device}")
+            return Choice("cuda-ipc", f"both on GPU {collector.device}", instead="shm")
         return Choice("shm", f"both on {collector.host}, with one shared memory")
     if learner.host == collector.host:
         return Choice(

@@ -71,6 +71,16 @@ def test_what_failed_gives_way_to_the_fallback_until_something_arrived() -> None
     assert (one.choice, one.error) == (NETWORK, "")
 
 
+def test_what_reaches_as_well_comes_before_the_fallback() -> None:
+    one = course(fallback="file")
+    one.first = Choice("cuda-ipc", "one GPU", instead="shm")
+    one.announced(Weights(1, 1), 0.0)
+    one.failed("the GPU said no", 1.0)
+    assert one.choice == Choice("shm", "reaches as well, until cuda-ipc has its turn again")
+    one.arrived()
+    assert one.choice == one.first
+
+
 def test_a_fallback_that_fails_as_well_gives_the_first_choice_its_turn() -> None:
     one = course("file")
     found = []
