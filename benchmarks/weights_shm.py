@@ -1,8 +1,9 @@
 """How long a version takes from the learner's tensors to a verified copy in another process, against one memcpy.
 
-The limit is a copy of the same bytes into memory that exists, by one thread; both sides of the transport use one as
-well, one after the other. Rows: with and without checksums; with a reader that serves where the learner wrote and one
-that copies. All turns of all rows are interleaved.
+The limit is a copy of the same bytes into memory that exists, by one thread. The learner copies with as many as there
+are cores for it, up to four, and the reader with one; each row also has the share of a copy by as many as the learner.
+Rows: with and without checksums; with a reader that serves where the learner wrote and one that copies. All turns of
+all rows are interleaved.
 
 Control: the same through `torch.save` and `torch.load` in the same folder must miss what a copying reader has to reach.
 """
@@ -23,6 +24,7 @@ import torch
 
 from asyncrl.benchmarks.frame import Measured, Row, Say, Target
 from asyncrl.staleness import Weights
+from asyncrl.weights.copying import Copier
 from asyncrl.weights.image import Images
 from asyncrl.weights.manifest import combined_checksum
 from asyncrl.weights.segments import segment_folder
@@ -75,12 +77,14 @@ def compared(flat: torch.Tensor, *, turns: int, say: Say) -> list[Row]:
     tensors, target = model_of(flat), np.ones(flat.numel(), np.uint8)
     times: dict[tuple[str, bool], list[tuple[float, float]]] = {kind: [] for kind in OF_MEMCPY}
     copies: list[float] = []
-    images = Images("bench-weights")
+    together: list[float] = []
+    images, copier = Images("bench-weights"), Copier()
     try:
         with reading("mapped") as mapped, reading("copied") as copied:
             readers, version = {"mapped": mapped, "copied": copied}, 0
             for turn in range(turns + 2):  # in the first two, memory is given out
                 copy_s = _timed(lambda: np.copyto(target, flat.numpy()))
+                together_s = _timed(lambda: copier.copy(target, flat.numpy(), hashed=False))
                 for (reader, hashed), found in times.items():
                     version += 1
                     began = time.perf_counter()
@@ -91,9 +95,16 @@ def compared(flat: torch.Tensor, *, turns: int, say: Say) -> list[Row]:
                         found.append((published - began, time.perf_counter() - published))
                 if turn >= 2:
                     copies.append(copy_s)
+                    together.append(together_s)
     finally:
         images.close()
-    return [_row("shm", flat, copies, found, say, reader=r, hashed=hashed) for (r, hashed), found in times.items()]
+        copier.close()
+    rows = [_row("shm", flat, copies, found, say, reader=r, hashed=hashed) for (r, hashed), found in times.items()]
+    for row in rows:
+        together_ms = 1e3 * median(together)
+        share = row["of_memcpy"] * together_ms / row["memcpy_ms"]
+        row.update({"threads": copier.threads, "memcpy_by_threads_ms": together_ms, "of_memcpy_by_threads": share})
+    return rows
 
 
 def control(flat: torch.Tensor, *, turns: int, say: Say) -> Row:

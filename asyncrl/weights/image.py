@@ -33,8 +33,8 @@ from numpy.typing import NDArray
 
 from asyncrl.staleness import Weights
 from asyncrl.weights.base import WeightsError
+from asyncrl.weights.copying import CHUNK, Copier
 from asyncrl.weights.manifest import (
-    CHUNK,
     FORMAT,
     Manifest,
     Pieces,
@@ -42,7 +42,6 @@ from asyncrl.weights.manifest import (
     aligned,
     check_publishable,
     combine,
-    copy_hashed,
     describe,
     tensor_bytes,
 )
@@ -98,6 +97,7 @@ class Images:
         self._folder = segment_folder() if folder is None else folder
         self._segments: list[Segment] = []
         self._closed = False
+        self._copier = Copier()
         sweep(self._folder)
 
     @property
@@ -126,7 +126,7 @@ class Images:
         try:
             segment = self._taken()
             try:
-                specs = _write(segment, weights, source, hashed)
+                specs = _write(segment, weights, source, self._copier, hashed=hashed)
             except OSError:
                 self._segments.remove(segment)
                 segment.remove()  # what it grew by is what somebody else lacks now
@@ -151,6 +151,7 @@ class Images:
         self._closed = True
         while self._segments:
             self._segments.pop().remove()
+        self._copier.close()
 
     def _taken(self) -> Segment:
         """A segment that may be overwritten, taken; a new one if there is none."""
@@ -177,7 +178,12 @@ class Images:
 
 
 def _write(
-    segment: Segment, weights: Weights, source: Iterable[tuple[str, torch.Tensor | Pieces]], hashed: bool
+    segment: Segment,
+    weights: Weights,
+    source: Iterable[tuple[str, torch.Tensor | Pieces]],
+    copier: Copier,
+    *,
+    hashed: bool,
 ) -> list[TensorSpec]:
     segment.sequence |= 1  # odd: nobody accepts what follows, and it stays odd if the write fails
     os.pwrite(segment.fd, HEADER.pack(MAGIC, FORMAT, segment.sequence, *weights), 0)
@@ -192,7 +198,7 @@ def _write(
             checksum = _gather(segment.fd, mapped, start, name, tensor, hashed=hashed)
         elif end <= len(mapped):
             check_publishable(name, tensor)
-            checksum = _store(mapped[start:end], tensor, hashed=hashed)
+            checksum = _store(mapped[start:end], tensor, copier, hashed=hashed)
         else:
             checksum = _grow(segment.fd, start, tensor_bytes(name, tensor), hashed=hashed)
         specs[name] = describe(name, tensor, offset=offset, checksum=checksum)
@@ -202,14 +208,10 @@ def _write(
     return list(specs.values())
 
 
-def _store(into: NDArray[np.uint8], tensor: torch.Tensor, *, hashed: bool) -> str:
+def _store(into: NDArray[np.uint8], tensor: torch.Tensor, copier: Copier, *, hashed: bool) -> str:
     """The tensor's bytes, row-major, from wherever it is; their checksum, "" without."""
     if tensor.device.type == "cpu" and tensor.is_contiguous():
-        source = np.asarray(tensor_bytes("", tensor))
-        if hashed:
-            return copy_hashed(into, source, hash="source")
-        np.copyto(into, source)  # a fifth faster than the tensor's own copy_
-        return ""
+        return copier.copy(into, np.asarray(tensor_bytes("", tensor)), hashed=hashed)
     torch.from_numpy(into).view(tensor.dtype).view(tensor.shape).copy_(tensor.detach())
     return xxhash.xxh3_64_hexdigest(into.data) if hashed else ""
 

@@ -23,8 +23,9 @@ from numpy.typing import NDArray
 
 from asyncrl.staleness import Weights
 from asyncrl.weights.base import StagedWeights, WeightsError, WeightsGone, WeightsLate
+from asyncrl.weights.copying import copy_and_hash
 from asyncrl.weights.image import DATA_START, HEADER, Image
-from asyncrl.weights.manifest import FORMAT, Manifest, TensorSpec, check, compare, copy_hashed, tensors_in
+from asyncrl.weights.manifest import FORMAT, Manifest, TensorSpec, check, compare, tensors_in
 from asyncrl.weights.memory import Memory, Spare
 from asyncrl.weights.segments import MAGIC, read_lock
 
@@ -192,6 +193,6 @@ def _take(data: NDArray[np.uint8], copy: NDArray[np.uint8] | None, hashed: bool)
     if copy is None:
         return xxhash.xxh3_64_hexdigest(data.data) if hashed else ""
     if hashed:
-        return copy_hashed(copy, data, hash="copy")
+        return copy_and_hash(copy, data)
     np.copyto(copy, data)
     return ""
