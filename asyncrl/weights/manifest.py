@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -26,10 +26,6 @@ FORMAT = 1
 
 ALIGNMENT = 64
 """Tensors start at multiples of it, in bytes: a cache line, and more than any dtype's own alignment."""
-
-CHUNK = 1 << 20
-"""Bytes hashed and copied at a time: source and target fit in a core's second-level cache. Twice or four times as much
-is as fast, less is slower."""
 
 DTYPES: dict[str, torch.dtype] = {
     str(dtype).removeprefix("torch."): dtype
@@ -159,24 +155,6 @@ def tensors_in(data: NDArray[np.uint8] | torch.Tensor, manifest: Manifest) -> di
         else:  # it may lie behind the end
             tensors[spec.name] = torch.empty(spec.shape, dtype=dtype, device=whole.device)
     return tensors
-
-
-def copy_hashed(into: NDArray[np.uint8], source: NDArray[np.uint8], *, hash: Literal["source", "copy"]) -> str:
-    """Copy uint8 [n] and return the xxh3_64 (hex) of what was read or of what was written: a writer vouches for its
-    source, a reader for its copy.
-
-    Chunk by chunk, so that the second of the two passes finds in the core's cache what the first one loaded: the hash
-    then costs a tenth of the copy, not half.
-    """
-    digest = xxhash.xxh3_64()
-    for start in range(0, len(source), CHUNK):
-        chunk, copy = source[start : start + CHUNK], into[start : start + CHUNK]
-        if hash == "source":
-            digest.update(chunk.data)
-        np.copyto(copy, chunk)
-        if hash == "copy":
-            digest.update(copy.data)
-    return digest.hexdigest()
 
 
 def describe(name: str, tensor: torch.Tensor | Pieces, *, offset: int, checksum: str) -> TensorSpec:
