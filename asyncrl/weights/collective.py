@@ -28,11 +28,11 @@ import msgspec
 
 from asyncrl.staleness import Weights
 from asyncrl.weights.attempts import Attempt, first_line
-from asyncrl.weights.base import Late, Recipient, Transport, WeightsError, WeightsGone, WeightsPhase
+from asyncrl.weights.base import Late, Recipient, Transport, WeightsGone, WeightsPhase
 from asyncrl.weights.group import Group
 from asyncrl.weights.image import Image
-from asyncrl.weights.manifest import Manifest, check
 from asyncrl.weights.meeting import MeetingPoint, own_address
+from asyncrl.weights.offers import ManifestOffer, parse_manifest_offer
 from asyncrl.weights.roster import (
     MEETING,
     TRANSFER,
@@ -60,20 +60,13 @@ REPORTS_S = 5.0
 CLOSE_S = 10.0
 
 
-class CollectiveOffer(msgspec.Struct, frozen=True, kw_only=True):
+class CollectiveOffer(ManifestOffer, frozen=True, kw_only=True):
     """What a receiver needs to take part in one epoch."""
 
     transport: str = "collective"
-    lineage: int
-    version: int
     epoch: int
     address: str
     port: int
-    manifest: Manifest
-
-    @property
-    def weights(self) -> Weights:
-        return Weights(self.lineage, self.version)
 
     def __str__(self) -> str:
         return f"weights {tuple(self.weights)}, epoch {self.epoch} with the learner on {self.address}:{self.port}"
@@ -364,11 +357,4 @@ class CollectiveSender:
 
 def parse(offer: Mapping[str, Any]) -> CollectiveOffer:
     """The announced offer, checked in itself. Raises WeightsError."""
-    try:
-        parsed = msgspec.convert(dict(offer), CollectiveOffer)
-    except msgspec.ValidationError as error:
-        raise WeightsError(f"this is no offer of transport collective: {error}") from error
-    if parsed.transport != "collective":
-        raise WeightsError(f"this is no offer of transport collective, but of {parsed.transport!r}")
-    check(parsed.manifest, str(parsed))
-    return parsed
+    return parse_manifest_offer(offer, CollectiveOffer, "collective")

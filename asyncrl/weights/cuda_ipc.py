@@ -24,9 +24,10 @@ from asyncrl.weights.base import Recipient, StagedWeights, Transport, WeightsErr
 from asyncrl.weights.delta_codec import Bytes
 from asyncrl.weights.file import Clock
 from asyncrl.weights.image import Image
-from asyncrl.weights.manifest import Manifest, check, compare, tensors_in
+from asyncrl.weights.manifest import compare, tensors_in
 from asyncrl.weights.memory import Spare, borrowed
 from asyncrl.weights.newest_sender import NewestSender
+from asyncrl.weights.offers import ManifestOffer, parse_manifest_offer
 from asyncrl.weights.reach import device_of
 from asyncrl.weights.stored import hashed
 
@@ -49,20 +50,13 @@ class Handle(msgspec.Struct, frozen=True):
     event_needed: bool
 
 
-class CudaIpcOffer(msgspec.Struct, frozen=True, kw_only=True):
+class CudaIpcOffer(ManifestOffer, frozen=True, kw_only=True):
     """What a receiver needs to open one version's buffer."""
 
     transport: str = "cuda-ipc"
-    lineage: int
-    version: int
     device: str  # the GPU's UUID
     sequence: int
     handle: str  # `Handle` as msgpack, base64
-    manifest: Manifest
-
-    @property
-    def weights(self) -> Weights:
-        return Weights(self.lineage, self.version)
 
     def __str__(self) -> str:
         return f"weights {tuple(self.weights)} on GPU {self.device}"
@@ -206,14 +200,7 @@ def decoded(offer: CudaIpcOffer) -> Handle:
 
 def parse(offer: Mapping[str, Any]) -> CudaIpcOffer:
     """The announced offer, checked in itself. Raises WeightsError."""
-    try:
-        parsed = msgspec.convert(dict(offer), CudaIpcOffer)
-    except msgspec.ValidationError as error:
-        raise WeightsError(f"this is no offer of transport cuda-ipc: {error}") from error
-    if parsed.transport != "cuda-ipc":
-        raise WeightsError(f"this is no offer of transport cuda-ipc, but of {parsed.transport!r}")
-    check(parsed.manifest, str(parsed))
-    return parsed
+    return parse_manifest_offer(offer, CudaIpcOffer, "cuda-ipc")
 
 
 def device_named(uuid: str) -> torch.device:

@@ -21,29 +21,22 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from asyncrl.staleness import Weights
 from asyncrl.weights.base import StagedWeights, WeightsError, WeightsGone, WeightsLate
 from asyncrl.weights.copying import copy_and_hash
 from asyncrl.weights.image import DATA_START, HEADER, Image
-from asyncrl.weights.manifest import FORMAT, Manifest, TensorSpec, check, compare, tensors_in
+from asyncrl.weights.manifest import FORMAT, TensorSpec, compare, tensors_in
 from asyncrl.weights.memory import Memory, Spare
+from asyncrl.weights.offers import ManifestOffer, parse_manifest_offer
 from asyncrl.weights.segments import MAGIC, read_lock
 
 
-class ShmOffer(msgspec.Struct, frozen=True, kw_only=True):
+class ShmOffer(ManifestOffer, frozen=True, kw_only=True):
     """What a receiver needs to find and check one version."""
 
     transport: str = "shm"
     host: str
     path: str
     sequence: int  # of the segment while it holds this version
-    lineage: int
-    version: int
-    manifest: Manifest
-
-    @property
-    def weights(self) -> Weights:
-        return Weights(self.lineage, self.version)
 
     @property
     def header(self) -> bytes:
@@ -125,14 +118,7 @@ class ShmReceiver:
 
 def parse(offer: Mapping[str, Any]) -> ShmOffer:
     """The announced offer, checked in itself. Raises WeightsError."""
-    try:
-        parsed = msgspec.convert(dict(offer), ShmOffer)
-    except msgspec.ValidationError as error:
-        raise WeightsError(f"this is no offer of transport shm: {error}") from error
-    if parsed.transport != "shm":
-        raise WeightsError(f"this is no offer of transport shm, but of {parsed.transport!r}")
-    check(parsed.manifest, str(parsed))
-    return parsed
+    return parse_manifest_offer(offer, ShmOffer, "shm")
 
 
 def check_header(fd: int, expected: ShmOffer) -> None:
