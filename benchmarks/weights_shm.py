@@ -31,7 +31,7 @@ from asyncrl.weights.segments import segment_folder
 from asyncrl.weights.shm import ShmReceiver, shm_offer
 
 SIZES_GB, QUICK_SIZES_GB = (0.5, 2.0), (0.1,)
-TURNS, QUICK_TURNS, CONTROL_TURNS = 9, 5, 3
+TURNS, QUICK_TURNS, CONTROL_TURNS = 7, 5, 3
 
 OF_MEMCPY = {("mapped", True): 0.6, ("mapped", False): 0.9, ("copied", True): 0.3, ("copied", False): 0.45}
 """(reader, with checksums) -> share of the memcpy's rate that publishing and verifying must reach."""
