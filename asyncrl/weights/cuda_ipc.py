@@ -28,7 +28,7 @@ from asyncrl.weights.manifest import compare, tensors_in
 from asyncrl.weights.memory import Spare, borrowed
 from asyncrl.weights.newest_sender import NewestSender
 from asyncrl.weights.offers import ManifestOffer, parse_manifest_offer
-from asyncrl.weights.reach import device_of
+from asyncrl.weights.reach import device_named, device_of
 from asyncrl.weights.stored import hashed
 
 DATA_START = 4096
@@ -99,7 +99,7 @@ class CudaIpcSender(NewestSender):
     def __init__(self, *, device: str, deadline_s: float, changed: Callable[[], None]) -> None:
         """device: the GPU's UUID, as in the learner's `Place`. Raises WeightsError: it cannot be used here."""
         self._uuid = device
-        self._device = device_named(device)
+        self._device = own_gpu(device)
         self._buffers: list[Buffer] = []
         super().__init__(f"GPU {device}", deadline_s=deadline_s, changed=changed)
 
@@ -148,7 +148,7 @@ class CudaIpcReceiver:
         """
         expected = parse(offer)
         manifest, clock = expected.manifest, Clock(deadline_s)
-        device = device_named(expected.device)
+        device = own_gpu(expected.device)
         try:
             with torch.cuda.stream(_stream(device)):  # decoding goes on beside it
                 shared = self._buffer(expected, device)
@@ -203,7 +203,7 @@ def parse(offer: Mapping[str, Any]) -> CudaIpcOffer:
     return parse_manifest_offer(offer, CudaIpcOffer, "cuda-ipc")
 
 
-def device_named(uuid: str) -> torch.device:
+def own_gpu(uuid: str) -> torch.device:
     """This process's device of that UUID. Raises WeightsError, saying what is missing."""
     if not torch.cuda.is_available():
         why = "this build of torch has no CUDA" if torch.version.cuda is None else "torch finds no GPU here"
@@ -211,11 +211,9 @@ def device_named(uuid: str) -> torch.device:
             f"weights.transport cuda-ipc needs learner and collector on one GPU, and {why}. Leave weights.transport at "
             "auto, which takes it where it can"
         )
-    devices = [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
-    for device in devices:
-        if device_of(device) == uuid:
-            return device
-    seen = ", ".join(map(device_of, devices))
+    if (device := device_named(uuid)) is not None:
+        return device
+    seen = ", ".join(device_of(torch.device("cuda", index)) for index in range(torch.cuda.device_count()))
     raise WeightsError(f"weights.transport cuda-ipc: the learner's GPU is {uuid}, this process sees {seen}")
 
 

@@ -28,7 +28,7 @@ from asyncrl.staleness import Weights
 from asyncrl.weights.attempts import Attempt
 from asyncrl.weights.base import WeightsError
 from asyncrl.weights.memory import borrowed
-from asyncrl.weights.reach import device_of
+from asyncrl.weights.reach import device_named
 from asyncrl.weights.roster import Roster
 
 BUCKET = 64 << 20
@@ -46,11 +46,14 @@ class Group:
         """`store`: where the members meet; `address`: this host's own, on which the others reach it; `device`: as in
         the `Place` of this process.
 
-        Raises RuntimeError: somebody did not come.
+        Raises RuntimeError: somebody did not come, or there is no such device.
         """
         self.id = roster.group
         self._nccl = roster.backend == "nccl"
-        self._device = _gpu(device) if self._nccl else torch.device("cpu")
+        found = device_named(device if self._nccl else "cpu")  # not the thread's default one
+        if found is None:
+            raise RuntimeError(f"this process sees no GPU {device}")
+        self._device = found
         spare = AHEAD if self._nccl else 0
         self._spare = [torch.empty(BUCKET, dtype=torch.uint8, device=self._device) for _ in range(spare)]
         prefix = PrefixStore(mesh(roster.group), store)
@@ -188,11 +191,3 @@ def _nccl(store: Store, rank: int, size: int, address: str, limit_s: float) -> A
             del os.environ[variable]
         else:
             os.environ[variable] = before
-
-
-def _gpu(uuid: str) -> torch.device:
-    """The GPU of this `Place`, for a thread that knows only the default one. Raises RuntimeError."""
-    for index in range(torch.cuda.device_count()):
-        if device_of(device := torch.device("cuda", index)) == uuid:
-            return device
-    raise RuntimeError(f"this process sees no GPU {uuid}")

@@ -60,6 +60,14 @@ def device_of(device: torch.device) -> str:
     return str(torch.cuda.get_device_properties(device).uuid)
 
 
+def device_named(name: str) -> torch.device | None:
+    """The device of this process that `device_of` names so; None: it sees none."""
+    import torch
+
+    seen = [torch.device("cpu"), *(torch.device("cuda", index) for index in range(torch.cuda.device_count()))]
+    return next((device for device in seen if device_of(device) == name), None)
+
+
 def choose(learner: Place, collector: Place, wanted: Literal["auto"] | Transport) -> Choice:
     """`wanted` is the recipe's `weights.transport`. A transport that is named is taken, whether it can work or not:
     what fails then says why; `auto` takes the fastest that reaches."""

@@ -144,7 +144,7 @@ class HostBuffer:
 
 def test_two_buffers_take_turns(images: Images, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda_ipc, "Buffer", HostBuffer)
-    monkeypatch.setattr(cuda_ipc, "device_named", lambda uuid: torch.device("cpu"))
+    monkeypatch.setattr(cuda_ipc, "own_gpu", lambda uuid: torch.device("cpu"))
     told = threading.Event()
     sending = CudaIpcSender(device=GPU, deadline_s=30, changed=told.set)
     found = []
