@@ -21,8 +21,9 @@ import msgspec
 
 from asyncrl.benchmarks.pipeline_model import Outcome, Pipeline, simulate
 from asyncrl.buffers.limits import OverAge
-from asyncrl.config.recipe import Recipe, Section
+from asyncrl.config.recipe import Recipe
 from asyncrl.config.resolved import dump
+from asyncrl.config.section import Section
 from asyncrl.config.sft import SftRecipe
 from asyncrl.telemetry.names import EVENTS, STEP
 from docs.transcripts import run_again
@@ -41,6 +42,7 @@ EXAMPLES = {
     "DataSource.train": "train.jsonl",
     "CustomTask.type": "my_task:MyTask",
     "Fallback.url": "/nfs/asyncrl/weights",
+    "TokenAge.max_age": 2,
 }
 """Values shown for keys that have no default."""
 
@@ -133,6 +135,10 @@ def _default(member: type[Section], field: msgspec.structs.FieldInfo, hint: Any)
 
 def _values(hint: Any) -> str:
     """`a | b` where a key takes one of a few words, `1 to 2` where a number has both bounds."""
+    if _sections(hint):
+        return ""
+    if _optional(hint) and typing.get_origin(typing.get_args(hint)[0]) is typing.Literal:
+        hint = typing.get_args(hint)[0]
     if typing.get_origin(hint) is typing.Literal and len(typing.get_args(hint)) > 1:
         return " | ".join(map(str, typing.get_args(hint)))
     info = msgspec.inspect.type_info(hint)
@@ -165,8 +171,9 @@ def _optional(hint: Any) -> bool:
 
 def _sections(hint: Any) -> tuple[type[Section], ...]:
     """The section structs a key may hold."""
-    options = typing.get_args(hint) or (hint,)
-    return tuple(option for option in options if isinstance(option, type) and issubclass(option, Section))
+    if isinstance(hint, type) and not typing.get_args(hint):
+        return (hint,) if issubclass(hint, Section) else ()
+    return tuple(member for option in typing.get_args(hint) for member in _sections(option))
 
 
 # --- metrics.md -------------------------------------------------------------------------------------------------------

@@ -3,11 +3,16 @@ tell must not turn into noise divided by a tiny spread."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
+
+from asyncrl.config.recipe import Recipe, SingleTurnTask
+from asyncrl.schema import Packed
 
 Kind = Literal["group-mean-std", "group-mean", "leave-one-out"]
 
@@ -59,3 +64,77 @@ def advantages(rewards: NDArray[np.float64], groups: NDArray[np.int64], kind: Ki
         else:
             values[members] = (r - r.mean()) * n / (n - 1)
     return Advantages(values, alone=alone, unscored=unscored, equal=equal)
+
+
+def compared(packed: Packed, recipe: Recipe) -> Advantages:
+    """Advantage of each row as `objective.advantage` has it, as far as its own group tells; `scaled` adds what the
+    whole step does. Beside the three kinds of `advantages`:
+
+    - group-mean-batch-std, leave-one-out-batch-std: with the baseline of `group-mean` or `leave-one-out`
+    - gdpo: each reward part normalised in its group as by `group-mean-std`, times its weight, and added up (GDPO, arXiv
+      2601.05242): parts that differ count, also where their sum does not
+    - raw: the reward, against nothing
+
+    Raises ValueError where the parts do not add up to the reward, so that gdpo would weigh them differently than it.
+    """
+    kind, rewards, groups = recipe.objective.advantage, packed.rewards, packed.groups
+    if kind == "raw":
+        return replace(advantages(rewards, groups, "group-mean"), values=np.where(np.isnan(rewards), 0.0, rewards))
+    if kind == "gdpo":
+        return _gdpo(packed, part_weights(recipe))
+    within: dict[str | None, Kind] = {
+        "group-mean-std": "group-mean-std",
+        "group-mean-batch-std": "group-mean",
+        "group-mean": "group-mean",
+        "leave-one-out": "leave-one-out",
+        "leave-one-out-batch-std": "leave-one-out",
+    }
+    return advantages(rewards, groups, within[kind])
+
+
+def part_weights(recipe: Recipe) -> dict[str, float]:
+    """Of each reward part, as far as the recipe has them; the others weigh 1."""
+    task = recipe.task
+    return {part.type: part.weight for part in task.rewards} if isinstance(task, SingleTurnTask) else {}
+
+
+def _gdpo(packed: Packed, weights: dict[str, float]) -> Advantages:
+    parts: dict[str, NDArray[np.float64]] = {}
+    for row, found in enumerate(packed.table.column("reward_parts").to_pylist()):
+        for name, value in found:
+            part = parts.setdefault(name, np.full(len(packed.rewards), np.nan))
+            part[row] = np.nan if value is None or np.isnan(packed.rewards[row]) else value
+    summed = sum((weights.get(name, 1.0) * part for name, part in parts.items()), np.zeros(len(packed.rewards)))
+    scored = ~np.isnan(packed.rewards)
+    if not np.allclose(summed[scored], packed.rewards[scored], rtol=1e-6, atol=1e-9):
+        raise ValueError(
+            f"objective.advantage is gdpo, but the parts {', '.join(sorted(parts))} do not add up to the reward: it "
+            "knows no part_weights of a task's own class. Let score return parts that are multiplied already"
+        )
+    values = np.zeros(len(packed.rewards))
+    for name, part in parts.items():
+        values += weights.get(name, 1.0) * advantages(part, packed.groups, "group-mean-std").values
+    result = advantages(packed.rewards, packed.groups, "group-mean")
+    flat = len(np.unique(packed.groups)) - len(np.unique(packed.groups[values != 0]))
+    return replace(result, values=values, equal=flat - result.alone - result.unscored)
+
+
+def scaled(
+    rewards: NDArray[np.float64],
+    values: NDArray[np.float64],
+    kind: str | None,
+    *,
+    total: Callable[[Sequence[float]], list[float]],
+) -> NDArray[np.float64]:
+    """`values` [rows] of `compared`, divided by a spread over the whole step where `kind` has one: of the rewards
+    (...-batch-std, arXiv 2508.08221), or of the values (gdpo; their mean is 0 already). As in a group: over n - 1, and
+    1e-4 is added.
+
+    rewards [rows], NaN = unscored: of one rank, as `values`. total: sums over ranks; each of them must call this.
+    """
+    if kind not in ("group-mean-batch-std", "leave-one-out-batch-std", "gdpo"):
+        return values
+    measured = (values if kind == "gdpo" else rewards)[~np.isnan(rewards)]
+    n, whole = total([len(measured), float(measured.sum())])
+    (squares,) = total([float(((measured - whole / max(1.0, n)) ** 2).sum())])
+    return values / (math.sqrt(squares / max(1.0, n - 1)) + EPSILON)

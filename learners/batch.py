@@ -34,6 +34,7 @@ class Batch:
     lengths: NDArray[np.int64]  # [rows]
     rewards: NDArray[np.float64]  # [rows]; NaN = unscored
     groups: NDArray[np.int64]  # [rows], ascending, from 0
+    truncated: NDArray[np.bool_]  # [rows]: cut at max_tokens
     nonfinite: int  # sampled tokens of scored rows left out for their behaviour logprob
     masked: dict[int, int]  # age in versions -> sampled tokens of scored rows left out for it
 
@@ -41,6 +42,11 @@ class Batch:
     def tokens(self) -> int:
         """Tokens in the loss."""
         return int(self.trained.sum())
+
+    @property
+    def cu_seqlens(self) -> Tensor:
+        """int64 [rows + 1]: where each sequence begins, and the end."""
+        return torch.from_numpy(np.concatenate([[0], np.cumsum(self.lengths)]).astype(np.int64))
 
     @property
     def count(self) -> int:
@@ -59,6 +65,7 @@ class Batch:
             lengths=np.empty(0, np.int64),
             rewards=np.empty(0, np.float64),
             groups=np.empty(0, np.int64),
+            truncated=np.empty(0, np.bool_),
             nonfinite=0,
             masked={},
         )
@@ -94,6 +101,7 @@ def make_batch(packed: Packed, *, version: int, max_age: int, mask_older: bool =
     check_ages(packed.versions[sampled & ~masked], version=version, max_age=max_age)
     wanted = sampled & scored & ~masked
     finite = np.isfinite(packed.logprobs)
+    finish = packed.table.column("finish_reason").to_pylist()
     trained = wanted & finite
     return Batch(
         token_ids=torch.from_numpy(packed.token_ids.astype(np.int64)),
@@ -103,6 +111,7 @@ def make_batch(packed: Packed, *, version: int, max_age: int, mask_older: bool =
         lengths=lengths,
         rewards=packed.rewards,
         groups=packed.groups,
+        truncated=np.array([reason == "length" for reason in finish], np.bool_),
         nonfinite=int((wanted & ~finite).sum()),
         masked=tokens_by_age(packed.versions[masked & scored], version=version),
     )

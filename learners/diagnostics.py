@@ -6,7 +6,6 @@ stands where there is nothing to average: NaN is not JSON.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from typing import Any
 
@@ -15,8 +14,8 @@ from numpy.typing import NDArray
 
 from asyncrl.learners.advantages import Advantages
 from asyncrl.learners.batch import Batch
-from asyncrl.learners.objectives.mismatch import MISMATCH_CAP
-from asyncrl.learners.objectives.ppo_clip import LOG_RATIO_LIMIT
+from asyncrl.learners.objectives.masks import NAMES
+from asyncrl.learners.objectives.ratio import LOG_RATIO_LIMIT
 from asyncrl.learners.step import Seen
 from asyncrl.schema import Packed
 
@@ -37,6 +36,7 @@ def step_metrics(
         **length_metrics(packed),
         **group_metrics(batch, advantages),
         **age_metrics(batch, seen, first),
+        **objective_metrics(batch, advantages, seen),
         **proximal_metrics(batch, seen, continued=continued(packed) if update == "keep" else None),
         "loss": seen.loss,
         "tokens": seen.tokens,
@@ -126,6 +126,20 @@ def age_metrics(batch: Batch, seen: Seen, first: NDArray[np.int64]) -> dict[str,
     }
 
 
+def objective_metrics(batch: Batch, advantages: Advantages, seen: Seen) -> dict[str, Any]:
+    """What the parts of the objective did: tokens that each mask took, the share of trained tokens whose importance
+    weight was cut, and the clip's share of tokens with an advantage above and below 0."""
+    worth = np.repeat(advantages.values, batch.lengths)
+    better, worse = seen.included & (worth > 0), seen.included & (worth < 0)
+    taken = np.bincount(seen.masked, minlength=len(NAMES) + 1)[1:]
+    return {
+        "mask/tokens": {name: int(tokens) for name, tokens in zip(NAMES, taken, strict=True) if tokens},
+        "weight/cut": _mean(seen.cut[seen.included]),
+        "clip_fraction/positive": _mean(seen.clipped[better]),
+        "clip_fraction/negative": _mean(seen.clipped[worse]),
+    }
+
+
 def proximal_metrics(batch: Batch, seen: Seen, *, continued: NDArray[np.bool_] | None) -> dict[str, Any]:
     """Over the tokens whose version the learner had: the two factors of the ratio pi / mu, mismatch pi_v / mu of the
     engine and staleness pi / pi_v, in numbers as above.
@@ -135,11 +149,9 @@ def proximal_metrics(batch: Batch, seen: Seen, *, continued: NDArray[np.bool_] |
     """
     asked = seen.included & ~np.isnan(seen.proximal)
     split = _split(seen, batch, np.flatnonzero(asked))
-    engine = seen.proximal[asked] - batch.behaviour.numpy()[asked]
     return {
         "mismatch/mean": split["mismatch_mean"],
         "mismatch/max": split["mismatch_max"],
-        "mismatch/truncated": _mean(engine > math.log(MISMATCH_CAP)),
         "staleness/mean": split["staleness_mean"],
         "staleness/kl": split["staleness_kl"],
         "proximal/behaviour_tokens": int(seen.included.sum() - asked.sum()),
@@ -157,7 +169,7 @@ def continued(packed: Packed) -> NDArray[np.bool_]:
 
 
 def _split(seen: Seen, batch: Batch, at: NDArray[np.int64]) -> dict[str, float | None]:
-    """Both factors over those of the tokens at `at` whose version was asked; ratios as `ppo_clip` cuts them."""
+    """Both factors over those of the tokens at `at` whose version was asked; ratios as `ratio_of` cuts them."""
     at = at[~np.isnan(seen.proximal[at])]
     proximal = seen.proximal[at].astype(np.float64)
     engine, moved = proximal - batch.behaviour.numpy()[at], seen.logprobs[at] - proximal

@@ -116,7 +116,7 @@ class Optimizer:
         rate = learning_rate(self._config, self.steps, self._total_steps)
         gradients = [p.grad for p in self._parameters if p.grad is not None]
         if not tokens or not gradients:
-            return self._skip(0.0, rate, "no token to train: no member of any group was scored")
+            return self._skip(0.0, rate, "no token to train: no member of any group was scored, or masks took all")
         torch._foreach_mul_(gradients, 1.0 / denominator)
         # One norm of all ranks' parts: they clip alike, and skip together.
         norm = float(self._ranks.whole(torch.nn.utils.clip_grad_norm_(self._parameters, self._config.max_grad_norm)))

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from asyncrl.config.recipe import Recipe
-from asyncrl.learners.advantages import advantages
+from asyncrl.learners.advantages import compared
 from asyncrl.learners.batch import Batch, make_batch
 from asyncrl.learners.step import Seen
 from asyncrl.schema import pack
@@ -84,16 +84,16 @@ def group_loads(batch: Batch) -> list[int]:
 
 
 def share_of(groups: Sequence[pa.RecordBatch], *, version: int, recipe: Recipe) -> tuple[Batch, NDArray[np.float64]]:
-    """A share as a rank trains it, and the advantages of its rows: those that the whole batch would give them.
+    """A share as a rank trains it, and the advantages of its rows: those that the whole batch would give them, before
+    what needs the batch (`advantages.scaled`).
 
     Raises what `make_batch` raises: every rank checks what it trains."""
     if not groups:
         return Batch.empty(), np.empty(0)
     bound = recipe.buffer
-    batch = make_batch(
-        pack(groups), version=version, max_age=bound.max_trajectory_age, mask_older=bound.over_age == "mask"
-    )
-    return batch, advantages(batch.rewards, batch.groups, recipe.objective.advantage).values
+    packed = pack(groups)
+    batch = make_batch(packed, version=version, max_age=bound.max_trajectory_age, mask_older=bound.over_age == "mask")
+    return batch, compared(packed, recipe).values
 
 
 def positions_of(batch: Batch, share: Sequence[int]) -> NDArray[np.int64]:
@@ -102,23 +102,34 @@ def positions_of(batch: Batch, share: Sequence[int]) -> NDArray[np.int64]:
 
 
 def as_message(seen: Seen) -> Tensor:
-    """What a rank saw of its n tokens, as float32 [5, n] to be sent to rank 0."""
-    columns = (seen.included, seen.logprobs, seen.ratio, seen.clipped, seen.proximal)
+    """What a rank saw of its n tokens, as float32 [7, n] to be sent to rank 0."""
+    columns = (seen.included, seen.logprobs, seen.ratio, seen.clipped, seen.proximal, seen.masked, seen.cut)
     return torch.from_numpy(np.stack([column.astype(np.float32) for column in columns]))
 
 
-def combine(parts: Sequence[Tensor], positions: Sequence[NDArray[np.int64]], batch: Batch, *, loss_sum: float) -> Seen:
-    """One `Seen` of the whole batch from what the ranks sent of their shares and where the shares' tokens lie in it."""
-    whole = np.zeros((5, len(batch.token_ids)), dtype=np.float32)
+def combine(
+    parts: Sequence[Tensor],
+    positions: Sequence[NDArray[np.int64]],
+    batch: Batch,
+    *,
+    loss_sum: float,
+    units: float,
+) -> Seen:
+    """One `Seen` of the whole batch from what the ranks sent of their shares and where the shares' tokens lie in it.
+    loss_sum, units: of all ranks."""
+    whole = np.zeros((7, len(batch.token_ids)), dtype=np.float32)
     for part, at in zip(parts, positions, strict=True):
         whole[:, at] = part.numpy()
-    included = whole[0] > 0
+    included, masked = whole[0] > 0, whole[5].astype(np.uint8)
     return Seen(
         loss_sum=loss_sum,
+        units=units,
         included=included,
         logprobs=whole[1],
         ratio=whole[2],
         clipped=whole[3] > 0,
+        masked=masked,
+        cut=whole[6] > 0,
         proximal=whole[4],
-        nonfinite=batch.tokens - int(included.sum()),
+        nonfinite=batch.tokens - int(included.sum()) - int((masked > 0).sum()),
     )

@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from asyncrl.config.recipe import Objective
+from asyncrl.config.objective import NoAnchor, Objective
 from asyncrl.learners.batch import Batch, microbatches
 from asyncrl.learners.forward import PACKED, token_logprobs
-from asyncrl.learners.objectives.aggregate import token_sum
-from asyncrl.learners.objectives.mismatch import mismatch
-from asyncrl.learners.objectives.ppo_clip import ppo_clip
+from asyncrl.learners.objectives.aggregate import coefficients, token_sum, tokens_of_prompts, units
+from asyncrl.learners.objectives.compose import known_masks, terms_of
+from asyncrl.learners.objectives.sequences import Sequences
 from asyncrl.learners.optimize import Optimizer, Updates
 from asyncrl.learners.parallel import ALONE, Ranks
 
@@ -30,33 +30,38 @@ class Seen:
     """What a step saw of its batch, per token of the batch [N] (0 / False where `included` is False), by the weights
     that the token's update started from.
 
-    included: trained by the batch and with a finite log-prob under the learner: what numerator and denominator hold.
-    nonfinite: trained by the batch, but without a finite log-prob under the learner.
-    proximal: log-prob that the ratio was clipped against, NaN where it is the behaviour's (see `train_step`).
+    included: trained by the batch, not masked and with a finite log-prob under the learner: what numerator and
+    denominator hold. nonfinite: trained by the batch, but without a finite log-prob under the learner.
+    masked: 0, or 1 + the place in `objectives.masks.NAMES` of the mask that took the token. cut: its importance weight
+    is not the ratio. proximal: log-prob that the ratio was clipped against, NaN where it is the behaviour's (see
+    `train_step`). loss_sum: over the included tokens. units: what it is divided by (`objectives/aggregate.py`).
     """
 
-    loss_sum: float  # over the included tokens
+    loss_sum: float
+    units: float
     included: NDArray[np.bool_]
     logprobs: NDArray[np.float32]
     ratio: NDArray[np.float32]
     clipped: NDArray[np.bool_]
+    masked: NDArray[np.uint8]
+    cut: NDArray[np.bool_]
     proximal: NDArray[np.float32]
     nonfinite: int
 
     @property
     def tokens(self) -> int:
-        """Their number; over all ranks it is the denominator of the step."""
+        """Their number; over all ranks it is the denominator of the step, if that is a mean over tokens."""
         return int(self.included.sum())
 
     @property
     def loss(self) -> float:
-        """Mean over the included tokens."""
-        return self.loss_sum / max(1, self.tokens)
+        """Mean over tokens, answers or prompts, as the objective has it."""
+        return self.loss_sum / max(1, self.units)
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What a step saw and did. seen: of this rank's share, but for `loss_sum`, which is of all."""
+    """What a step saw and did. seen: of this rank's share, but for `loss_sum` and `units`, which are of all."""
 
     seen: Seen
     updates: Updates
@@ -70,32 +75,41 @@ def accumulate(
     objective: Objective,
     temperature: float,
     max_tokens: int,
+    longest: int = 1,
     proximal: Tensor | None = None,
     among: Sequence[int] | None = None,
     ranks: Ranks = ALONE,
 ) -> Seen:
     """Add the gradient of the SUM of token losses to the model's, micro-batch by micro-batch of `max_tokens` tokens.
 
-    advantages float64 [rows]. proximal: see `train_step`. among: the groups of the batch that are asked for, None for
-    all; the others are neither trained nor seen. The caller divides once, by the tokens of the whole step: the gradient
-    is then the same for every `max_tokens`. A rank with fewer micro-batches than another makes passes that add exactly
-    0, since each pass gathers the weights from all ranks.
+    advantages float64 [rows]. longest, proximal: see `train_step`. among: the groups of the batch that are asked for,
+    None for all; the others are neither trained nor seen. Each loss has the coefficient of the objective's aggregation,
+    and the caller divides once, by the units of the whole step: the gradient is then the same for every `max_tokens`. A
+    rank with fewer micro-batches than another makes passes that add exactly 0, since each pass gathers the weights from
+    all ranks.
 
     A group in which nobody is better than anybody, each advantage 0, has the loss 0 whatever the weights: its tokens
     pass through the model to be accounted for, ratio and divergence as all others', and without a gradient, which
-    is twice as much work as the rest. They are in the denominator like any other.
+    is twice as much work as the rest. They are in the denominator like any other. With an anchor they have a loss.
     """
     device = next(model.parameters()).device
+    masked = known_masks(
+        objective, batch.ages, torch.from_numpy(batch.truncated), Sequences(batch.cu_seqlens, batch.trained)
+    )
+    wanted = batch.trained
+    batch = replace(batch, trained=wanted & (masked == 0))
+    prompt_tokens = torch.from_numpy(tokens_of_prompts(batch.trained.numpy(), batch.lengths, batch.groups))
     per_token = torch.from_numpy(np.repeat(advantages, batch.lengths).astype(np.float32))
     total = len(batch.token_ids)
     if proximal is None:
         proximal = torch.full((total,), torch.nan)
     anchors = torch.where(torch.isnan(proximal), batch.behaviour, proximal)
     logprobs, ratio = torch.zeros(total), torch.zeros(total)
-    included, clipped = torch.zeros(total, dtype=torch.bool), torch.zeros(total, dtype=torch.bool)
+    included, clipped, cut = (torch.zeros(total, dtype=torch.bool) for _ in range(3))
     loss_sum = 0.0
     asked = np.ones(len(batch.groups), np.bool_) if among is None else np.isin(batch.groups, among)
-    teaches = np.isin(batch.groups, batch.groups[advantages != 0])
+    teaches = np.isin(batch.groups, batch.groups[advantages != 0]) | (not isinstance(objective.anchor, NoAnchor))
+    masked[torch.from_numpy(~np.repeat(asked, batch.lengths))] = 0
     for rows, graded in ((asked & ~teaches, False), (asked & teaches, True)):
         portions = microbatches(batch, rows, portion(model, max_tokens))
         # One pass with a gradient at least, and last: a step in which no group teaches is an update by zeros (see
@@ -114,36 +128,54 @@ def accumulate(
                     temperature=temperature,
                     share_prefixes=True,  # the members of a group follow each other
                 )
-                mask = trained & torch.isfinite(current)
+                finite = trained & torch.isfinite(current)
                 # Left-out tokens are replaced before the surrogate: a NaN there would survive any mask put on it later.
-                current = torch.where(mask, current, anchor)
-                terms = ppo_clip(
-                    current,
-                    anchor,
-                    per_token[at].to(device),
-                    epsilon=objective.epsilon,
-                    epsilon_high=objective.epsilon_high,
+                current = torch.where(finite, current, anchor)
+                cu_seqlens = micro.cu_seqlens.to(device)
+                terms = terms_of(
+                    objective, current, behaviour, anchor, per_token[at].to(device), Sequences(cu_seqlens, finite)
                 )
-                engine = mismatch(anchor, behaviour)
-                loss = token_sum(engine.weight * terms.loss, mask)
+                mask = finite & (terms.masked == 0)
+                each = coefficients(
+                    objective.aggregation,
+                    Sequences(cu_seqlens, mask),
+                    prompt_tokens=prompt_tokens[at].to(device),
+                    longest=longest,
+                    dtype=current.dtype,
+                )
+                loss = token_sum(each * terms.loss, mask)
             if graded:
                 torch.autograd.backward(loss)
                 loss_sum += float(loss.detach())
             zero = torch.zeros((), device=device)
             included[at] = mask.cpu()
             logprobs[at] = torch.where(mask, current.detach(), zero).cpu()
-            ratio[at] = torch.where(mask, engine.ratio * terms.ratio, zero).cpu()
+            ratio[at] = torch.where(mask, terms.ratio, zero).cpu()
             clipped[at] = (terms.clipped & mask).cpu()
-    wanted = batch.trained.numpy() & np.repeat(asked, batch.lengths)
+            cut[at] = (terms.cut & mask).cpu()
+            masked[at] = torch.where(terms.masked > 0, terms.masked.cpu(), masked[at])
+    asked_for = int((wanted.numpy() & np.repeat(asked, batch.lengths)).sum())
     return Seen(
         loss_sum=loss_sum,
+        units=units(objective.aggregation, included.numpy(), batch.lengths, batch.groups),
         included=included.numpy(),
         logprobs=logprobs.numpy(),
         ratio=ratio.numpy(),
         clipped=clipped.numpy(),
+        masked=masked.numpy(),
+        cut=cut.numpy(),
         proximal=proximal.numpy(),
-        nonfinite=int(wanted.sum()) - int(included.sum()),
+        nonfinite=asked_for - int(included.sum()) - int((masked > 0).sum()),
     )
+
+
+def planned_units(batch: Batch, objective: Objective, among: Sequence[int]) -> int:
+    """What these groups add to the denominator as far as data tell: before any pass, and if no log-prob is broken."""
+    known = known_masks(
+        objective, batch.ages, torch.from_numpy(batch.truncated), Sequences(batch.cu_seqlens, batch.trained)
+    )
+    tokens = (batch.trained & (known == 0)).numpy() & np.repeat(np.isin(batch.groups, among), batch.lengths)
+    return units(objective.aggregation, tokens, batch.lengths, batch.groups)
 
 
 def portion(model: PreTrainedModel, max_tokens: int) -> int:
@@ -170,6 +202,7 @@ def train_step(
     objective: Objective,
     temperature: float,
     max_tokens: int,
+    longest: int = 1,
     proximal: Tensor | None = None,
     parts: Sequence[Sequence[int]] | None = None,
     ranks: Ranks = ALONE,
@@ -177,16 +210,17 @@ def train_step(
     """An update by each part of the batch, one after the other (see `Optimizer.update` for those it skips).
 
     batch, advantages: this rank's share of the step. parts: its groups in each update, as many parts on every rank;
-    None for one update by all. proximal: float32 [N], the learner's log-probs under the versions that sampled (see
-    `version_logprobs`), against which the ratio is clipped, the engine's mismatch being a weight; NaN where the
-    behaviour's serve, None for everywhere.
+    None for one update by all. longest: tokens that an answer may have, for the aggregation `constant`. proximal:
+    float32 [N], the learner's log-probs under the versions that sampled (see `version_logprobs`), against which the
+    ratio is clipped, the engine's mismatch being a weight; NaN where the behaviour's serve, None for everywhere.
 
-    Each of U updates has the gradient of U x (sum over its part) / (tokens of the step): a token weighs the same in
+    Each of U updates has the gradient of U x (sum over its part) / (units of the step): a token weighs the same in
     whichever part it is, and at equal weights the mean of the updates' gradients is that of one update by all. Tokens
-    without a finite log-prob leave the denominator once they are seen, which is too late for the updates before.
+    without a finite log-prob, and those that a mask takes for the weights of the moment, leave the denominator once
+    they are seen, which is too late for the updates before.
     """
     parts = [range(batch.count)] if parts is None else parts
-    (tokens,) = ranks.total([batch.tokens])
+    (denominator,) = ranks.total([planned_units(batch, objective, range(batch.count))])
     seen, updates = [], []
     for part in parts:
         own = accumulate(
@@ -196,14 +230,16 @@ def train_step(
             objective=objective,
             temperature=temperature,
             max_tokens=max_tokens,
+            longest=longest,
             proximal=proximal,
             among=part,
             ranks=ranks,
         )
-        part_tokens, loss_sum, nonfinite = ranks.total([own.tokens, own.loss_sum, own.nonfinite])
-        tokens -= nonfinite
-        updates.append(optimizer.update(int(part_tokens), denominator=tokens / len(parts)))
-        seen.append(replace(own, loss_sum=loss_sum))
+        lost = planned_units(batch, objective, part) - own.units
+        tokens, counted, loss_sum, lost = ranks.total([own.tokens, own.units, own.loss_sum, lost])
+        denominator -= lost
+        updates.append(optimizer.update(int(tokens), denominator=denominator / len(parts)))
+        seen.append(replace(own, loss_sum=loss_sum, units=counted))
     done = Updates(tuple(updates))
     optimizer.ended(done)
     return StepResult(seen=_together(seen), updates=done)
@@ -213,10 +249,13 @@ def _together(parts: Sequence[Seen]) -> Seen:
     """What was seen of disjoint parts of one batch: each has 0 where another has a token."""
     return Seen(
         loss_sum=sum(part.loss_sum for part in parts),
+        units=sum(part.units for part in parts),
         included=np.logical_or.reduce([part.included for part in parts]),
         logprobs=np.add.reduce([part.logprobs for part in parts]),
         ratio=np.add.reduce([part.ratio for part in parts]),
         clipped=np.logical_or.reduce([part.clipped for part in parts]),
+        masked=np.add.reduce([part.masked for part in parts]),
+        cut=np.logical_or.reduce([part.cut for part in parts]),
         proximal=parts[0].proximal,  # of the whole batch
         nonfinite=sum(part.nonfinite for part in parts),
     )

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
 from asyncrl.config.recipe import Recipe
-from asyncrl.learners.advantages import Advantages, advantages
+from asyncrl.learners.advantages import Advantages, compared, scaled
 from asyncrl.learners.batch import Batch, make_batch
 from asyncrl.learners.checkpoint import Checkpoint, restore_rng
 from asyncrl.learners.history import History
@@ -109,7 +109,7 @@ class Trainer:
             groups=groups,
             packed=packed,
             batch=batch,
-            worth=advantages(batch.rewards, batch.groups, self.recipe.objective.advantage),
+            worth=compared(packed, self.recipe),
             shares=deal(
                 [group.column("ticket")[0].as_py() for group in groups],
                 group_loads(batch),
@@ -128,7 +128,8 @@ class Trainer:
             result = self.train_share([step.groups[n] for n in shares[0]], shares=step.shares, version=step.version)
         positions = [positions_of(step.batch, share) for share in shares]
         parts = self.ranks.collect(as_message(result.seen), [len(at) for at in positions])
-        return combine(parts, positions, step.batch, loss_sum=result.seen.loss_sum), result.updates
+        seen = combine(parts, positions, step.batch, loss_sum=result.seen.loss_sum, units=result.seen.units)
+        return seen, result.updates
 
     def train_share(
         self, groups: Sequence[pa.RecordBatch], *, shares: Sequence[Sequence[Sequence[int]]], version: int
@@ -158,10 +159,11 @@ class Trainer:
             self.model,
             self.optimizer,
             batch,
-            worth,
+            scaled(batch.rewards, worth, self.recipe.objective.advantage, total=self.ranks.total),
             objective=self.recipe.objective,
             temperature=temperature,
             max_tokens=max_tokens,
+            longest=self.recipe.collector.sampling.max_tokens,
             proximal=proximal,
             parts=parts,
             ranks=self.ranks,

@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 
 from asyncrl.config.derived import derive
 from asyncrl.config.errors import RecipeError, quoted
+from asyncrl.config.objective_checks import check_objective
 from asyncrl.config.recipe import (
     BUILTIN_MODELS,
     CustomTask,
@@ -34,6 +35,7 @@ def check(recipe: Recipe) -> None:
     _check_buffer(recipe)
     _check_sampling(recipe)
     _check_learner(recipe)
+    check_objective(recipe)
     _check_weights(recipe.weights)
     _check_times(recipe)
 
@@ -195,11 +197,6 @@ def _check_learner(recipe: Recipe) -> None:
         raise RecipeError(
             f"run.deterministic is true with learner.ranks {learner.ranks}: ranks add their shares in their own "
             "order, which no replay can make again. Use one rank, or leave run.deterministic out"
-        )
-    if recipe.collector.group_size == 1:
-        raise RecipeError(
-            f"collector.group_size is 1, but objective.advantage {recipe.objective.advantage} compares the answers to "
-            "one prompt with each other: every advantage would be 0. Use 2 or more"
         )
     least = recipe.collector.min_members
     if least is not None and least > recipe.collector.group_size:

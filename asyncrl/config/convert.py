@@ -13,7 +13,8 @@ from typing import Any, TypeVar, Union
 import msgspec
 
 from asyncrl.config.errors import RecipeError, quoted
-from asyncrl.config.recipe import CustomTask, Recipe, Section
+from asyncrl.config.recipe import CustomTask, Recipe
+from asyncrl.config.section import Section
 from asyncrl.config.sizes import size_bytes, size_text
 from asyncrl.config.unknown_keys import unknown_key
 from asyncrl.config.yaml_text import number, scalar
@@ -23,9 +24,6 @@ S = TypeVar("S", bound=Section)
 LATER_TYPES = {"collector.engine.type": ("vllm", "sglang")}
 """Types of a union that asyncrl will have and this version has not."""
 
-LATER_VALUES: dict[str, tuple[str, ...]] = {
-    "objective.preset": ("dapo",),
-}
 SIZES = ("buffer.max_bytes",)
 MEANINGS = {"buffer.max_trajectory_age": "0 is synchronous"}
 """What a bound means, where the number alone does not say it."""
@@ -71,11 +69,22 @@ def _value(hint: Any, value: Any, key: str, root: type[Section]) -> Any:
         return _union(members, value, key, root)
     if members:
         return _section(members[0], value, key, root)
-    if typing.get_origin(hint) is list and _section_types(typing.get_args(hint)[0]):
+    item_hint = _item_of_list(hint)
+    if _section_types(item_hint):
+        if value is None and types.NoneType in typing.get_args(hint):
+            return None
+        if isinstance(value, Mapping):
+            return [_value(item_hint, value, key, root)]  # one instead of a list of one
         if not isinstance(value, list):
-            raise RecipeError(f"{key} is {quoted(value)}; it must be a list")
-        return [_value(typing.get_args(hint)[0], item, f"{key}[{n}]", root) for n, item in enumerate(value)]
+            raise RecipeError(f"{key} is {quoted(value)}; it must be a mapping, or a list of mappings")
+        return [_value(item_hint, item, f"{key}[{n}]", root) for n, item in enumerate(value)]
     return _leaf(hint, value, key, root)
+
+
+def _item_of_list(hint: Any) -> Any:
+    """`A` of `list[A]` and of `list[A] | None`; None of anything else."""
+    options = typing.get_args(hint) if typing.get_origin(hint) in (Union, types.UnionType) else (hint,)
+    return next((typing.get_args(option)[0] for option in options if typing.get_origin(option) is list), None)
 
 
 def _section_types(hint: Any) -> tuple[type[Section], ...]:
@@ -192,8 +201,6 @@ def _fix(info: msgspec.inspect.Type, value: Any, key: str, root: type[Section]) 
         if any(isinstance(option, msgspec.inspect.BoolType) for option in options):
             words = {"yes": "true", "on": "true", "true": "true", "no": "false", "off": "false", "false": "false"}
             return f". Write {words[value.lower()]}" if value.lower() in words else ""
-        if value in LATER_VALUES.get(key, ()):
-            return f". This version does not have {value} yet"
         names = [str(name) for o in options if isinstance(o, msgspec.inspect.LiteralType) for name in o.values]
         close = difflib.get_close_matches(value, names, n=1)
         return f". Did you mean {close[0]}?" if close else ""
@@ -223,7 +230,6 @@ def _keys(struct: type[Section], prefix: str) -> list[str]:
         if name.startswith("__"):
             continue
         keys.append(prefix + name)
-        inner = typing.get_args(hint)[0] if typing.get_origin(hint) is list else hint
-        for member in _section_types(inner):
+        for member in _section_types(_item_of_list(hint) or hint):
             keys += _keys(member, f"{prefix}{name}.")
     return keys

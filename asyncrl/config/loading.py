@@ -22,8 +22,9 @@ from asyncrl.config.errors import RecipeError, quoted
 from asyncrl.config.identity import HOST_LOCAL
 from asyncrl.config.merge import differing_keys, flatten, merge
 from asyncrl.config.overrides import flag_document, keyword_document, override_document
-from asyncrl.config.recipe import Recipe, Section, to_builtins
+from asyncrl.config.recipe import Recipe, to_builtins
 from asyncrl.config.secrets import masked
+from asyncrl.config.section import Section
 from asyncrl.config.yaml_text import YamlTextError, parse
 
 DEFAULT_RECIPE = "tiny-reverse"

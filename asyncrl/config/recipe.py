@@ -8,19 +8,13 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import Meta, Struct, field
+from msgspec import Meta, field
 
-Positive = Annotated[int, Meta(ge=1)]
-Several = Annotated[int, Meta(ge=2)]
-NonNegative = Annotated[int, Meta(ge=0)]
-Seconds = Annotated[float, Meta(gt=0)]
+from asyncrl.config.objective import Objective
+from asyncrl.config.section import NonNegative, Positive, Seconds, Section, Several
 
 BUILTIN_MODELS = ("builtin:tiny", "builtin:smollm2-135m")
 """Values of `model.path` that are made on this machine, not found."""
-
-
-class Section(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
-    """Base of every section: unknown keys fail, values do not change after loading. (`kw_only` is not inherited.)"""
 
 
 class Run(Section, frozen=True, kw_only=True):
@@ -98,7 +92,7 @@ class CustomTask(Section, frozen=True, kw_only=True):
     """A class of your own (`docs/tasks.md`)."""
 
     type: str  # module:Class, importable from the working folder
-    args: dict[str, Any] = {}  # keyword arguments of the class
+    args: dict[str, Any] = field(default_factory=dict)  # keyword arguments of the class
 
 
 Task = ReverseTask | UppercaseTask | SingleTurnTask | CustomTask
@@ -180,16 +174,6 @@ class Learner(Section, frozen=True, kw_only=True):
     max_tokens_per_microbatch: Positive = 4096  # sequences are packed, never padded, up to so many tokens
     max_skipped_steps: Positive = 3  # steps in a row with non-finite gradients only that end the run
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
-
-
-class Objective(Section, frozen=True, kw_only=True):
-    """What is minimised (`docs/objectives.md`)."""
-
-    preset: Literal["grpo"] = "grpo"  # group baseline, clipped ratio to the behaviour logprobs, token mean
-    advantage: Literal["group-mean-std", "group-mean", "leave-one-out"] = "group-mean-std"
-    epsilon: Annotated[float, Meta(gt=0, lt=1)] = 0.2  # the ratio is clipped below 1 - epsilon ...
-    epsilon_high: Annotated[float, Meta(gt=0)] = 0.28  # ... and above 1 + epsilon_high
-    proximal: Literal["behaviour", "behaviour-version"] = "behaviour"  # what the clipped ratio is taken to
 
 
 class Fallback(Section, frozen=True, kw_only=True):

@@ -10,7 +10,8 @@ from msgspec import Meta, field
 
 from asyncrl.config.checks import check_betas, check_data_file, check_model, check_model_folder, check_run_name
 from asyncrl.config.errors import RecipeError
-from asyncrl.config.recipe import Checkpoint, Model, NonNegative, Positive, Seconds, Section
+from asyncrl.config.recipe import Checkpoint, Model
+from asyncrl.config.section import NonNegative, Positive, Seconds, Section
 
 
 class SftRun(Section, frozen=True, kw_only=True):

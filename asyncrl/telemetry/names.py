@@ -76,6 +76,10 @@ STEP = (
             "ess": "effective sample size of the ratios w, (sum w)^2 / (n sum w^2): 1 = every token counts the same",
             "kl": "mean of behaviour - current logprob, nats (the k1 estimator)",
             "clip_fraction": "share of tokens whose ratio was clipped",
+            "clip_fraction/positive": "the same, of tokens with an advantage above 0",
+            "clip_fraction/negative": "the same, below 0",
+            "weight/cut": "share of tokens whose importance weight was cut at its cap, or 0 outside its bounds",
+            "mask/tokens": 'tokens that each mask of `objective.mask` took: `{"dppo-tv": 12}`',
             "by_age": "the same, and factors of the ratio, for each age: " + ", ".join(f"`{key}`" for key in BY_AGE),
             "mismatch/age0": "largest difference, in nats, between the engine's logprob and the learner's at age 0, in "
             "the first update, where the weights are the same: what both compute differently",
@@ -88,7 +92,6 @@ STEP = (
             "mismatch/mean": "probability of a token by the learner under the version that sampled it, over that by "
             "the engine: what both compute differently, whatever the age",
             "mismatch/max": "the same as a difference of logprobs, nats, the largest",
-            "mismatch/truncated": "share of tokens where it is above 2, its limit as a weight in the loss",
             "staleness/mean": "probability of a token by the learner under these weights, over that under the version "
             "that sampled it: what training has changed since; this one is clipped",
             "staleness/kl": "mean of the difference of these logprobs, version that sampled - current, nats",
@@ -104,7 +107,7 @@ STEP = (
         {
             "updates": "optimizer updates that were applied; `learner.updates_per_step`, or fewer",
             "updates_skipped": "those that were not: a gradient that was not finite, or no token to train",
-            "loss": "mean over the step's trained tokens",
+            "loss": "what was minimised: a mean over tokens, answers or prompts (`objective.aggregation`)",
             "grad_norm": "before clipping; mean over the applied updates",
             "learning_rate": "of this step, in each of its updates",
             "nonfinite": "tokens left out because a logprob was not finite",

@@ -87,7 +87,7 @@ def train(ranks: Ranks, folder: Path, recipe: Recipe) -> dict[str, Any]:
         positions = [positions_of(batch, share) for share in shares]
         parts = ranks.collect(as_message(result.seen), [len(at) for at in positions])
         if ranks.rank == 0:
-            seen = combine(parts, positions, batch, loss_sum=result.seen.loss_sum)
+            seen = combine(parts, positions, batch, loss_sum=result.seen.loss_sum, units=result.seen.units)
             accounts.append([seen.loss, seen.tokens, result.updates.grad_norm, *seen.ratio, *seen.logprobs])
     return {
         "gradients": gradients,

@@ -47,10 +47,13 @@ def metrics(
         proximal[at] = batch.behaviour.numpy()[at] + math.log(mismatch)
     seen = Seen(
         loss_sum=1.25,
+        units=5,
         included=included,
         logprobs=np.where(included, batch.behaviour.numpy() + log_ratio, 0).astype(np.float32),
         ratio=np.where(included, np.exp(log_ratio), 0).astype(np.float32),
         clipped=included & (np.exp(log_ratio) > 1.28),
+        masked=np.zeros(len(included), np.uint8),
+        cut=included & (proximal - batch.behaviour.numpy() > math.log(2)),
         proximal=proximal,
         nonfinite=0,
     )
@@ -98,7 +101,7 @@ def test_the_ratio_splits_into_the_engines_mismatch_and_staleness(make_row, make
     assert [both[age]["staleness_kl"] for age in "01"] == pytest.approx([-math.log(2)] * 2)
     assert found["mismatch/mean"] == pytest.approx((3 * 0.5 + 2 * 3) / 5)
     assert found["mismatch/max"] == pytest.approx(math.log(3))
-    assert found["mismatch/truncated"] == pytest.approx(2 / 5)
+    assert found["weight/cut"] == pytest.approx(2 / 5)
     assert found["staleness/mean"] == pytest.approx(2)
     assert found["staleness/kl"] == pytest.approx(-math.log(2))
     assert (found["proximal/behaviour_tokens"], found["proximal/approximate_tokens"]) == (0, 0)
@@ -130,7 +133,7 @@ def test_a_batch_in_which_nothing_is_scored_has_no_averages_and_no_nan(make_row,
     batch = make_batch(packed, version=0, max_age=0)
     empty = np.zeros(len(batch.token_ids))
     numbers, flags = empty.astype(np.float32), empty.astype(bool)
-    seen = Seen(0.0, flags, numbers, numbers, flags, numbers, 0)
+    seen = Seen(0.0, 0, flags, numbers, numbers, flags, empty.astype(np.uint8), flags, numbers, 0)
     worth = advantages(batch.rewards, batch.groups, "group-mean-std")
     found = step_metrics(packed, batch, worth, seen, first=np.arange(len(batch.token_ids)), update="recompute")
     assert (found["reward/mean"], found["ess"], found["age/max"], found["mismatch/age0"]) == (None,) * 4

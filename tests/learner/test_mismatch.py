@@ -11,27 +11,31 @@ import pytest
 import torch
 from torch import Tensor
 
+from asyncrl.config.objective import Objective
 from asyncrl.config.recipe import Recipe
 from asyncrl.learners.batch import Batch
 from asyncrl.learners.forward import token_logprobs
 from asyncrl.learners.model import load_model
-from asyncrl.learners.objectives.mismatch import MISMATCH_CAP, mismatch
-from asyncrl.learners.objectives.ppo_clip import LOG_RATIO_LIMIT, ppo_clip
+from asyncrl.learners.objectives.ppo_clip import ppo_clip
+from asyncrl.learners.objectives.ratio import LOG_RATIO_LIMIT
+from asyncrl.learners.objectives.weights import token_tis
 from asyncrl.learners.shares import share_of
 from asyncrl.learners.step import accumulate
 from asyncrl.schema import to_batch
 
-OPTIONS: dict[str, Any] = {"objective": Recipe().objective, "temperature": 1.0}
+OPTIONS: dict[str, Any] = {"objective": Objective(proximal="behaviour-version"), "temperature": 1.0}
+CAP = 2.0
+"""Of the weight that such an objective has by default."""
 
 
 def test_the_weight_is_the_ratio_up_to_its_cap_and_always_finite() -> None:
     ratios = [1.0, 0.25, 1.9, 2.5, 100.0]
-    found = mismatch(torch.tensor([math.log(ratio) - 1 for ratio in ratios]), torch.tensor([-1.0] * 5))
-    torch.testing.assert_close(found.ratio, torch.tensor(ratios))
-    torch.testing.assert_close(found.weight, torch.tensor([1.0, 0.25, 1.9, MISMATCH_CAP, MISMATCH_CAP]))
-    absurd = mismatch(torch.tensor([-1.0, -900.0]), torch.tensor([-900.0, -1.0]))
-    torch.testing.assert_close(absurd.ratio, torch.tensor([LOG_RATIO_LIMIT, -LOG_RATIO_LIMIT]).exp())
-    assert mismatch(torch.tensor([-0.7]), torch.tensor([-0.7])).weight.item() == 1.0
+    found = token_tis(torch.tensor([math.log(ratio) for ratio in ratios]), cap=CAP)
+    assert found.cut.tolist() == [ratio > CAP for ratio in ratios]
+    torch.testing.assert_close(found.weight, torch.tensor([1.0, 0.25, 1.9, CAP, CAP]))
+    absurd = token_tis(torch.tensor([899.0, -899.0]), cap=1e30)
+    torch.testing.assert_close(absurd.weight, torch.tensor([LOG_RATIO_LIMIT, -LOG_RATIO_LIMIT]).exp())
+    assert token_tis(torch.tensor([0.0]), cap=CAP).weight.item() == 1.0
 
 
 def expected_gradient(current: Tensor, proximal: Tensor, engine: Tensor, rewards: Tensor, *, split: bool) -> Tensor:
@@ -42,7 +46,7 @@ def expected_gradient(current: Tensor, proximal: Tensor, engine: Tensor, rewards
         mu = torch.log_softmax(engine, 0)[token : token + 1]
         anchor = torch.log_softmax(proximal, 0)[token : token + 1] if split else mu
         terms = ppo_clip(logprob, anchor, rewards[token : token + 1], epsilon=0.2, epsilon_high=0.28)
-        loss = (mismatch(anchor, mu).weight * terms.loss).sum() * mu.exp().sum()
+        loss = (token_tis(anchor - mu, cap=CAP).weight * terms.loss).sum() * mu.exp().sum()
         (gradient,) = torch.autograd.grad(loss, current)
         found -= gradient
     return found
@@ -62,7 +66,7 @@ def test_the_expected_gradient_is_that_of_an_exact_engine_by_exact_enumeration()
     for _ in range(5):
         engine = proximal + 0.2 * torch.randn(8, dtype=torch.float64, generator=generator)
         apart = torch.softmax(proximal, 0) / torch.softmax(engine, 0)
-        assert apart.max() < MISMATCH_CAP
+        assert apart.max() < CAP
         found = expected_gradient(current, proximal, engine, rewards, split=True)
         torch.testing.assert_close(found, exact, atol=1e-12, rtol=1e-12)
         plain = expected_gradient(current, proximal, engine, rewards, split=False)

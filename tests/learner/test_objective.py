@@ -15,7 +15,8 @@ from asyncrl.learners.advantages import advantages
 from asyncrl.learners.batch import make_batch
 from asyncrl.learners.model import load_model
 from asyncrl.learners.objectives.aggregate import token_sum
-from asyncrl.learners.objectives.ppo_clip import LOG_RATIO_LIMIT, ppo_clip
+from asyncrl.learners.objectives.ppo_clip import ppo_clip
+from asyncrl.learners.objectives.ratio import LOG_RATIO_LIMIT
 from asyncrl.learners.step import accumulate
 from asyncrl.schema import pack, to_batch
 

@@ -76,6 +76,7 @@ def test_what_the_shares_saw_is_what_the_whole_batch_saw(groups: list, model_pat
         [positions_of(batch, share) for share in shares],
         batch,
         loss_sum=sum(loss for _, loss in parts),
+        units=whole.units,
     )
     np.testing.assert_array_equal(found_worth, worth)
     np.testing.assert_array_equal(found.included, whole.included)
