@@ -177,7 +177,7 @@ class Outlet:
     def _serve(self, image: Image) -> None:
         """Tell each sender for whom `image` is; have those made that are needed and not there. Raises WeightsError
         where the recipe names one that cannot be made."""
-        ways = by_transport(self._found, self._config, learner=self._place, late=self._lateness.late)
+        ways = by_transport(self._found, self._config, learner=self._place, left_out=self._lateness.left_out)
         self._take_made()
         for transport in ways.keys() - self._senders.keys() - self._making.keys():
             self._make(transport)
@@ -245,10 +245,11 @@ class Outlet:
     def _note(self, late: Iterable[Late]) -> None:
         for one in late:
             log.warning(
-                "%s is late with weights %s: in phase %s for more than weights.deadline_s %g",
+                "%s is late with weights %s: in phase %s for %.0f s (weights.deadline_s %g)",
                 one.member,
                 tuple(one.weights),
                 one.phase,
+                time.time() - one.since,
                 self._config.deadline_s,
             )
             self._late.append(one)

@@ -59,11 +59,11 @@ def recipients(members: Iterable[MemberStats]) -> list[Recipient]:
 
 
 def by_transport(
-    found: Sequence[Recipient], config: WeightsConfig, *, learner: Place, late: frozenset[str] = frozenset()
+    found: Sequence[Recipient], config: WeightsConfig, *, learner: Place, left_out: frozenset[str] = frozenset()
 ) -> dict[Transport, list[Recipient]]:
     """What each transport but shm, which needs no sender, has to serve: those that chose it, or will by what they say.
 
-    A transport that the recipe names is served though nobody has come yet: what it lacks shows at the start. late:
+    A transport that the recipe names is served though nobody has come yet: what it lacks shows at the start. left_out:
     names of collectors for which no collective transfer waits.
     """
     ways: dict[Transport, list[Recipient]] = {}
@@ -73,7 +73,7 @@ def by_transport(
         transport = one.transport
         if transport is None and one.place is not None:
             transport = choose(learner, one.place, config.transport).transport
-        if transport is None or transport == "shm" or (transport == "collective" and one.name in late):
+        if transport is None or transport == "shm" or (transport == "collective" and one.name in left_out):
             continue
         ways.setdefault(transport, []).append(one)
     return ways
@@ -105,6 +105,7 @@ class _Stay:
     where: tuple[object, ...]
     since: float  # monotonic seconds; when it was first seen there
     late: bool = False
+    left_out: bool = False
 
 
 @dataclass(slots=True)
@@ -116,9 +117,10 @@ class Lateness:
     _stays: dict[str, _Stay] = field(default_factory=dict)
 
     @property
-    def late(self) -> frozenset[str]:
-        """Names of those that have not moved on since they were found late."""
-        return frozenset(name for name, stay in self._stays.items() if stay.late)
+    def left_out(self) -> frozenset[str]:
+        """Names of those for which no collective transfer is to wait: found late, and not moved on since. Whoever waits
+        for an announcement is none of them unless a sender says so: what it waits for may be that very transfer."""
+        return frozenset(name for name, stay in self._stays.items() if stay.left_out)
 
     def look(self, found: Sequence[Recipient], newest: Weights, *, now: float | None = None) -> list[Late]:
         """Who has just become late on the way to `newest`. now: monotonic seconds."""
@@ -133,7 +135,7 @@ class Lateness:
             if stay is None or stay.where != where:
                 stay = _Stay(where, now)
             elif not stay.late and now - stay.since > self.deadline_s:
-                stay.late = True
+                stay.late, stay.left_out = True, one.phase not in (None, "announce")
                 late.append(Late(one.name, newest, one.phase or "announce", time.time() - (now - stay.since)))
             stays[one.name] = stay
         self._stays = stays
@@ -145,7 +147,7 @@ class Lateness:
         names = {one.member for one in late}
         for one in found:
             if one.name in names:
-                self._stays[one.name] = _Stay(_where(one), now, late=True)
+                self._stays[one.name] = _Stay(_where(one), now, late=True, left_out=True)
 
 
 def _where(one: Recipient) -> tuple[object, ...]:
