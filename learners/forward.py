@@ -25,6 +25,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, PreTrainedModel
 
+from asyncrl.learners.head import call_with_head, head_for
+
 PACKED = "asyncrl_packed"
 
 # Attention pads sequences to the longest of their bucket. Down to this share of it, one call costs less than two.
@@ -265,38 +267,55 @@ def token_logprobs(
         raise ValueError(
             f"cu_seqlens {cu} does not describe {token_ids.numel()} tokens: ascending, from 0 to their number"
         )
-    places: Tensor | None = None
+    device = token_ids.device
+    if model.config._attn_implementation == PACKED:
+        input_ids, positions = token_ids, torch.cat([torch.arange(length) for length in lengths])
+        places: Tensor | None = None
+        predicting = torch.arange(len(token_ids) - 1)  # what is computed at token i predicts token i + 1
+        if share_prefixes:
+            places = shared_prefixes(token_ids.cpu(), lengths)
+            used = torch.empty(int(places.max()) + 1, dtype=torch.int64)
+            used[places] = torch.arange(len(places))  # one of the tokens computed there: they are all alike
+            input_ids, positions = token_ids[used.to(device)], positions[used]
+            predicting = places[:-1]
+        with _packed(Layout.of(lengths, device, places)):
+            logprobs = _predicted(
+                model,
+                input_ids,
+                predicting.to(device),
+                token_ids[1:],
+                temperature,
+                position_ids=positions.to(device)[None],
+            )
+        logprobs = F.pad(logprobs, (1, 0))
+    else:
+        sequences = torch.split(token_ids, lengths)
+        rows = torch.arange(max(lengths) - 1, device=device)
+        logprobs = torch.cat(
+            [F.pad(_predicted(model, ids, rows[: len(ids) - 1], ids[1:], temperature), (1, 0)) for ids in sequences]
+        )
+    first = torch.zeros_like(token_ids, dtype=torch.bool)
+    first[torch.tensor(cu[:-1], device=device)] = True
+    return logprobs.masked_fill(first, 0.0)
+
+
+def _predicted(
+    model: PreTrainedModel, input_ids: Tensor, rows: Tensor, targets: Tensor, temperature: float, **inputs: Tensor
+) -> Tensor:
+    """Log-prob float32 [P] of each of `targets` [P] after what is computed at input_ids[rows[p]]; input_ids [M]."""
     dtype = _compute_dtype(model)
-    with torch.autocast(token_ids.device.type, dtype=dtype, enabled=dtype != torch.float32):
-        if model.config._attn_implementation == PACKED:
-            input_ids, positions = token_ids, torch.cat([torch.arange(length) for length in lengths])
-            if share_prefixes:
-                places = shared_prefixes(token_ids.cpu(), lengths)
-                used = torch.empty(int(places.max()) + 1, dtype=torch.int64)
-                used[places] = torch.arange(len(places))  # one of the tokens computed there: they are all alike
-                input_ids, positions = token_ids[used.to(token_ids.device)], positions[used]
-            with _packed(Layout.of(lengths, token_ids.device, places)):
-                output = model(
-                    input_ids=input_ids[None], position_ids=positions.to(token_ids.device)[None], use_cache=False
-                )
-            logits = output.logits[0]
-        else:
-            sequences = torch.split(token_ids, lengths)
-            logits = torch.cat([model(input_ids=ids[None], use_cache=False).logits[0] for ids in sequences])
+    head = head_for(model, dtype, tokens=len(input_ids))
+    with torch.autocast(input_ids.device.type, dtype=dtype, enabled=dtype != torch.float32):
+        if head is not None:
+            return call_with_head(
+                model, head, rows, targets, temperature, input_ids=input_ids[None], use_cache=False, **inputs
+            )
+        logits: Tensor = model(input_ids=input_ids[None], use_cache=False, **inputs).logits[0]
     logits = logits.float()
     if temperature != 1.0:
         logits = logits / temperature
-    # The logits at token i predict token i + 1. `picked - logsumexp` is log_softmax without a second tensor as large.
-    normaliser = torch.logsumexp(logits, dim=1)
-    if places is None:
-        picked, normaliser = logits[:-1].gather(1, token_ids[1:, None]).squeeze(1), normaliser[:-1]
-    else:
-        at = places[:-1].to(logits.device)
-        picked, normaliser = logits[at, token_ids[1:]], normaliser[at]
-    logprobs = F.pad(picked - normaliser, (1, 0))
-    first = torch.zeros_like(token_ids, dtype=torch.bool)
-    first[torch.tensor(cu[:-1], device=token_ids.device)] = True
-    return logprobs.masked_fill(first, 0.0)
+    # This is log_softmax without a second tensor as large.
+    return logits[rows, targets] - torch.logsumexp(logits, dim=1)[rows]
 
 
 def _compute_dtype(model: PreTrainedModel) -> torch.dtype:

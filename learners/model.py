@@ -10,6 +10,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from asyncrl.learners.forward import pack_attention
+from asyncrl.learners.head import Head, find_head
 
 log = logging.getLogger(__name__)
 
@@ -61,6 +62,11 @@ def load_model(path: str | Path, dtype: str, attn: str, *, trust_remote_code: bo
     model.compute_dtype = getattr(torch, dtype)
     model.train(False)
     model.requires_grad_(True)
+    head = find_head(model)
+    if isinstance(head, str):
+        log.warning("%s computes all logits of a pass at once, in %s: %s", name, dtype, head)
+    known: Any = head if isinstance(head, Head) else None
+    model.logprob_head = known
     reason = pack_attention(model) if attn in ("auto", "sdpa") else f"model.attn_implementation is {attn}"
     if reason is not None:
         log.warning("%s runs one sequence at a time, not packed: %s", name, reason)

@@ -1,0 +1,250 @@
+"""Log-probs of chosen tokens out of hidden states, without a tensor of tokens x vocabulary.
+
+    log p(y | h) = z_y - log sum over v of exp z_v,        z = softcap(h W' + b) / temperature
+
+A real vocabulary makes the logits the largest tensor of a step: 4,096 tokens x 151,936 in float32 are 2.3 GiB, and
+log_softmax with its gradient needs three of them. Here logits exist for a block of the vocabulary at a time. The
+normaliser is accumulated over blocks (online softmax: Milakov & Gimelshein 2018, arXiv 1805.02867), and the backward
+pass computes blocks again (as Wijmans et al. 2024, arXiv 2411.09009, but no small gradient is left out), except for
+those that there is room to keep.
+
+Products and sums are in float32 whatever the hidden states are in: in bfloat16 a logit of 20 is off by up to 0.06, and
+so is the log-prob (MiniMax-M1, arXiv 2506.13585: engine and learner agreed only with the head in float32).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+LOGITS = 1 << 28
+"""Logits that may exist at once: 1 GiB in float32. A pass that has no more of them in all takes the plain way, which is
+as fast; one that has more keeps so many for its backward pass, since what is computed again costs a fourth product of
+tokens, width and vocabulary beside the three that there are anyway."""
+
+BLOCK = 1 << 24
+"""Logits of one block, 64 MiB: at 4,096 tokens its products are 4,096 wide, and narrower ones are slower."""
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What a model does between its last hidden state and its logits, beside the linear layer.
+
+    softcap: c of c tanh(z / c), Gemma 2's `final_logit_softcapping`; None: nothing.
+    """
+
+    softcap: float | None
+
+
+def find_head(model: PreTrainedModel) -> Head | str:
+    """The head of `model`, or the reason why its log-probs are not computed by blocks.
+
+    Softcaps are known by name. Anything else that a model may do with its logits, a scale or a mask, shows in the
+    comparison with its own on a few tokens.
+    """
+    layer = _layer(model)
+    if type(layer) is not nn.Linear:
+        return f"its head is a {type(layer).__name__}"
+    if model.base_model is model:
+        return "its hidden states cannot be had without its logits"
+    text = model.config.get_text_config()
+    head = Head(softcap=getattr(text, "final_logit_softcapping", None))
+    generator = torch.Generator().manual_seed(0)
+    token_ids = torch.randint(0, text.vocab_size, (8,), generator=generator).to(model.device)
+    targets = token_ids.flip(0)
+    with torch.no_grad():
+        logits = model(input_ids=token_ids[None], use_cache=False).logits[0]
+        expected = torch.log_softmax(logits.float(), dim=-1).gather(1, targets[:, None]).squeeze(1)
+        rows = torch.arange(8, device=model.device)
+        try:
+            found = call_with_head(model, head, rows, targets, 1.0, input_ids=token_ids[None], use_cache=False)
+        except (AttributeError, TypeError, ValueError, RuntimeError) as error:
+            return f"its last hidden states cannot be had: {str(error).splitlines()[0]}"
+    difference = float((found - expected).abs().max())
+    if not difference <= 1e-4:  # float32 rounding is 1e-5
+        return f"its log-probs differ by {difference:.2g} when they are computed from its last hidden states"
+    return head
+
+
+def head_for(model: PreTrainedModel, dtype: torch.dtype, *, tokens: int) -> Head | None:
+    """The head to compute a pass of so many tokens with, in which `dtype` products run; None: the plain way, all logits
+    at once. `load_model` sets `model.logprob_head`, where `find_head` found one.
+
+    Under bfloat16 it is always the head, whose products are float32: were it up to a pass's size, the same weights
+    would give a token one log-prob in one pass and another in the next. In float32 both ways are equal to rounding.
+    """
+    head: Head | None = getattr(model, "logprob_head", None)
+    if head is None or type(_layer(model)) is not nn.Linear:  # an adapter may have come to it
+        return None
+    return head if dtype != torch.float32 or tokens * len(_layer(model).weight) > LOGITS else None
+
+
+def _layer(model: PreTrainedModel) -> Any:
+    return model.get_output_embeddings()  # type: ignore[no-untyped-call]  # transformers leaves it unannotated
+
+
+def call_with_head(
+    model: PreTrainedModel, head: Head, rows: Tensor, targets: Tensor, temperature: float, **inputs: Any
+) -> Tensor:
+    """`model(**inputs)` for one sequence or pack, with `chosen_logprobs` in the place of its logits.
+
+    The model is called as ever, since hooks on that call are what gathers a sharded model's weights, the head's too,
+    and what gives them back after the backward pass. Only what it computes is replaced.
+    """
+
+    def forward(**inputs: Any) -> Tensor:
+        hidden = model.base_model(**inputs).last_hidden_state[0]
+        layer = _layer(model)
+        return chosen_logprobs(
+            hidden, layer.weight, layer.bias, rows, targets, temperature=temperature, softcap=head.softcap
+        )
+
+    before = model.__dict__.get("forward")
+    model.forward = forward
+    try:
+        logprobs: Tensor = model(**inputs)
+    finally:
+        if before is None:
+            del model.forward
+        else:
+            model.forward = before
+    return logprobs
+
+
+def chosen_logprobs(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    rows: Tensor,
+    targets: Tensor,
+    *,
+    temperature: float = 1.0,
+    softcap: float | None = None,
+) -> Tensor:
+    """Log-prob (nats) of the token targets[p] after hidden[rows[p]], for each p; differentiable once.
+
+    hidden [M, width], weight [vocabulary, width], bias [vocabulary] or None, each float32, float64 or half precision;
+    rows and targets int64 [P]: a row may be asked for several tokens, or none. Returns [P] in float32, in float64 if
+    that is what hidden is. Gradients flow to hidden, weight and bias.
+    """
+    room = LOGITS if torch.is_grad_enabled() else 0
+    with torch.autocast(hidden.device.type, enabled=False):
+        logprobs: Tensor = _Chosen.apply(  # type: ignore[no-untyped-call]  # torch leaves it unannotated
+            hidden, weight, bias, rows, targets, temperature, softcap, room
+        )
+    return logprobs
+
+
+class _Chosen(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        rows: Tensor,
+        targets: Tensor,
+        temperature: float,
+        softcap: float | None,
+        room: int,
+    ) -> Tensor:
+        """room: logits to keep."""
+        blocks = _Blocks(hidden, weight, bias, temperature, softcap)
+        h = blocks.hidden
+        # The lowest finite number, not -inf: a block that is all -inf must not make -inf - -inf of it.
+        top = h.new_full((len(h),), torch.finfo(h.dtype).min)
+        total, picked = h.new_zeros(len(h)), h.new_empty(len(rows))
+        kept: list[Tensor] = []
+        for start, end, chosen in blocks.with_chosen(targets):
+            keep = len(h) * (end - start) <= room
+            z = blocks.logits(start, end, new=keep)
+            if keep:
+                kept.append(z)
+            # Those that are kept are the first: a narrower last block must not slip in behind one that had no room.
+            room = room - z.numel() if keep else 0
+            picked[chosen] = z[rows[chosen], targets[chosen] - start]
+            higher = torch.maximum(top, z.amax(dim=1))
+            weights = torch.sub(z, higher[:, None], out=blocks.scratch(end - start)).exp_()
+            total.mul_(top.sub_(higher).exp_()).add_(weights.sum(dim=1))
+            top = higher
+        normaliser = top + total.log()
+        ctx.save_for_backward(hidden, weight, bias, rows, targets, normaliser, *kept)
+        ctx.temperature, ctx.softcap = temperature, softcap
+        return picked - normaliser[rows]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        """d log p(y) / d z_v = 1[v = y] - p_v, summed over the tokens that a row was asked for."""
+        hidden, weight, bias, rows, targets, normaliser, *kept = ctx.saved_tensors
+        of_hidden, of_weight, of_bias = ctx.needs_input_grad[:3]
+        blocks = _Blocks(hidden, weight, bias, ctx.temperature, ctx.softcap)
+        h, grad = blocks.hidden, grads[0].to(blocks.hidden.dtype)
+        of_row = h.new_zeros(len(h)).index_add_(0, rows, grad)
+        hidden_grad = torch.zeros_like(h) if of_hidden else None
+        weight_grad = torch.empty_like(weight, dtype=h.dtype) if of_weight else None
+        bias_grad = torch.empty_like(bias, dtype=h.dtype) if of_bias else None
+        again = itertools.chain(kept, itertools.repeat(None))
+        for start, end, chosen in blocks.with_chosen(targets):
+            held = next(again)
+            z = blocks.logits(start, end) if held is None else held
+            slope = None if ctx.softcap is None else 1.0 - (z * (ctx.temperature / ctx.softcap)).square()
+            d = torch.sub(z, normaliser[:, None], out=blocks.scratch(end - start)).exp_().mul_(-of_row[:, None])
+            d.index_put_((rows[chosen], targets[chosen] - start), grad[chosen], accumulate=True)
+            if slope is not None:
+                d.mul_(slope)
+            d.div_(ctx.temperature)
+            if hidden_grad is not None:
+                hidden_grad.addmm_(d, weight[start:end].to(h.dtype))
+            if weight_grad is not None:
+                torch.mm(d.T, h, out=weight_grad[start:end])
+            if bias_grad is not None:
+                torch.sum(d, dim=0, out=bias_grad[start:end])
+        return (
+            None if hidden_grad is None else hidden_grad.to(hidden.dtype),
+            None if weight_grad is None else weight_grad.to(weight.dtype),
+            None if bias_grad is None else bias_grad.to(bias.dtype),
+            *(None,) * 5,  # rows, targets, temperature, softcap, room
+        )
+
+
+class _Blocks:
+    """The logits of all rows, some columns of the vocabulary at a time."""
+
+    def __init__(
+        self, hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: float, softcap: float | None
+    ) -> None:
+        self.hidden = hidden if hidden.dtype == torch.float64 else hidden.float()
+        self._weight, self._bias = weight, bias
+        self._temperature, self._softcap = temperature, softcap
+        self._columns = min(len(weight), max(1, BLOCK // max(1, len(hidden))))
+        self._scratch = self.hidden.new_empty(len(hidden) * self._columns)
+
+    def with_chosen(self, targets: Tensor) -> Iterator[tuple[int, int, Tensor]]:
+        """(start, end, indices [any] of the `targets` in [start, end)) of each block."""
+        vocabulary = len(self._weight)
+        starts = range(0, vocabulary, self._columns)
+        ascending, order = targets.sort()
+        edges = torch.tensor([*starts, vocabulary], device=targets.device)
+        bounds = torch.searchsorted(ascending, edges).tolist()
+        for start, (first, last) in zip(starts, itertools.pairwise(bounds), strict=True):
+            yield start, min(start + self._columns, vocabulary), order[first:last]
+
+    def logits(self, start: int, end: int, *, new: bool = False) -> Tensor:
+        """[M, end - start], divided by the temperature; in the scratch, or in memory of its own."""
+        out = self.hidden.new_empty(len(self.hidden), end - start) if new else self.scratch(end - start)
+        z = torch.mm(self.hidden, self._weight[start:end].to(self.hidden.dtype).T, out=out)
+        if self._bias is not None:
+            z.add_(self._bias[start:end])
+        if self._softcap is not None:
+            z.div_(self._softcap).tanh_().mul_(self._softcap)
+        return z if self._temperature == 1.0 else z.div_(self._temperature)
+
+    def scratch(self, columns: int) -> Tensor:
+        """[M, columns], what the block before has left in it."""
+        return self._scratch[: len(self.hidden) * columns].view(-1, columns)
