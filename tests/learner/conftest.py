@@ -153,6 +153,12 @@ def gathered() -> ModuleType:
     return _load("gathered")
 
 
+@pytest.fixture(scope="session")
+def toy() -> ModuleType:
+    """The module `toy_policy`."""
+    return _load("toy_policy")
+
+
 def _load(name: str) -> ModuleType:
     spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
     assert spec is not None
