@@ -19,6 +19,9 @@ Kind = Literal["group-mean-std", "group-mean", "leave-one-out"]
 # Added to the spread, as in the GRPO implementation of TRL: groups that hardly vary are not blown up to unit variance.
 EPSILON = 1e-4
 
+# Of the larger number: a few units in the last place of a float32.
+FLOAT32_NOISE = 1e-6
+
 
 @dataclass(frozen=True, slots=True)
 class Advantages:
@@ -113,10 +116,24 @@ def _gdpo(packed: Packed, weights: dict[str, float]) -> Advantages:
         )
     values = np.zeros(len(packed.rewards))
     for name, part in parts.items():
-        values += weights.get(name, 1.0) * advantages(part, packed.groups, "group-mean-std").values
+        values += (
+            weights.get(name, 1.0) * advantages(_leveled(part, packed.groups), packed.groups, "group-mean-std").values
+        )
     result = advantages(packed.rewards, packed.groups, "group-mean")
     flat = len(np.unique(packed.groups)) - len(np.unique(packed.groups[values != 0]))
     return replace(result, values=values, equal=flat - result.alone - result.unscored)
+
+
+def _leveled(part: NDArray[np.float64], groups: NDArray[np.int64]) -> NDArray[np.float64]:
+    """The part with the noise of float32 taken out of groups that differ by nothing else: two divisions by a spread, of
+    a group and of the step, would make a signal of it."""
+    part = part.copy()
+    for group in np.unique(groups):
+        members = np.flatnonzero((groups == group) & ~np.isnan(part))
+        own = part[members]
+        if len(own) and np.ptp(own) <= FLOAT32_NOISE * np.abs(own).max():
+            part[members] = own[0]
+    return part
 
 
 def scaled(
