@@ -165,7 +165,8 @@ class Updates:
             self.course.gone(time.monotonic())
         except WeightsError as error:
             self.course.failed(str(error), time.monotonic())
-            logger.error("cannot take %s, still serving %s: %s", tuple(weights), self._fleet.oldest, error)
+            served = self._fleet.oldest
+            logger.error("cannot take %s, still serving %s: %s", tuple(weights), served and tuple(served[0]), error)
         finally:
             self.holding_since = None
         await self._on_change()
