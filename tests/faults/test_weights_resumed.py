@@ -1,4 +1,4 @@
-"""A learner that is killed, and one that goes on: the same collector, over each transport that leaves the host."""
+"""A learner that is killed, and one that goes on: the same collector, over transports of each kind."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def served(log: Path) -> list[tuple[int, int]]:
     return [(int(lineage), int(version)) for lineage, version in SERVING.findall(log.read_text())]
 
 
-@pytest.mark.parametrize("transport", ["collective", "delta"])
+@pytest.mark.parametrize("transport", ["shm", "collective", "delta"])
 def test_collectors_take_the_weights_of_the_learner_that_comes_after_a_killed_one(
     start: Begin, tmp_path: Path, server_url: str, transport: str, eventually: Callable[..., bool]
 ) -> None:
