@@ -81,11 +81,6 @@ class ServedWeights:
     parts: Sequence[tuple[str, torch.Tensor, AdaptedLinear | None]]  # the layer whose adapter is added, if it has one
     tied: dict[str, str]
 
-    @property
-    def elements(self) -> int:
-        """Numbers in all tensors."""
-        return sum(tensor.numel() for _, tensor, _ in self.parts)
-
     @torch.no_grad()
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
         for name, tensor, layer in self.parts:

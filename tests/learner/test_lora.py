@@ -105,7 +105,6 @@ def test_what_is_published_is_a_whole_model_without_adapters(model_path: Path) -
     served = served_weights(model)
     tensors, tied = model_tensors(engine)
     assert tied == served.tied == {"lm_head.weight": "model.embed_tokens.weight"}
-    assert served.elements == sum(tensor.numel() for _, tensor in tensors)
     images, receiver = Images("lora-test"), ShmReceiver()
     try:
         offer = shm_offer(images.write(Weights(1, 0), served, tied=served.tied))
