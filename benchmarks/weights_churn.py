@@ -142,11 +142,14 @@ class Crowd:
             self._processes[member].start()
             self.living.add(member)
             return
-        os.kill(self._processes[member].pid or 0, SIGNALS[what])
-        if what != "continue":
-            self.living.discard(member)
-        else:
+        pid = self._processes[member].pid
+        if pid is None:
+            raise ValueError(f"collector {member} was never started")
+        os.kill(pid, SIGNALS[what])
+        if what == "continue":
             self.living.add(member)
+        else:
+            self.living.discard(member)
 
     def dead(self) -> list[str]:
         """Who has ended, and nobody made it."""
