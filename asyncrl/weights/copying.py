@@ -25,7 +25,7 @@ class Copier:
 
     def __init__(self, helpers: int | None = None) -> None:
         """`helpers`: threads beside the caller's; by default one for each further core, MOST_HELPERS at most."""
-        self._helpers = min(_cores() - 1, MOST_HELPERS) if helpers is None else helpers
+        self._helpers = threads() - 1 if helpers is None else helpers
         self._pool = ThreadPoolExecutor(max(self._helpers, 1), thread_name_prefix="asyncrl-copy")  # none before its use
 
     @property
@@ -73,6 +73,7 @@ def _copy_chunk(into: NDArray[np.uint8], source: NDArray[np.uint8], start: int) 
     np.copyto(into[start : start + CHUNK], source[start : start + CHUNK])
 
 
-def _cores() -> int:
-    """Those that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def threads() -> int:
+    """How many threads copy or hash together: one for each core that this process may use, 1 + MOST_HELPERS at most."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(cores, 1 + MOST_HELPERS)

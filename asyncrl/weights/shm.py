@@ -12,6 +12,7 @@ import os
 import socket
 import time
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -22,12 +23,15 @@ import xxhash
 from numpy.typing import NDArray
 
 from asyncrl.weights.base import StagedWeights, WeightsError, WeightsGone, WeightsLate
-from asyncrl.weights.copying import copy_and_hash
+from asyncrl.weights.copying import copy_and_hash, threads
 from asyncrl.weights.image import DATA_START, HEADER, Image
 from asyncrl.weights.manifest import FORMAT, TensorSpec, compare, tensors_in
 from asyncrl.weights.memory import Memory, Spare
 from asyncrl.weights.offers import ManifestOffer, parse_manifest_offer
 from asyncrl.weights.segments import MAGIC, read_lock
+
+WORTH_THREADS = 16 << 20
+"""Bytes from which on several threads stage: to start them takes as long as a core needs for a megabyte."""
 
 
 class ShmOffer(ManifestOffer, frozen=True, kw_only=True):
@@ -161,17 +165,22 @@ def _take_all(
     hashed: bool,
 ) -> list[TensorSpec]:
     """Copy all tensors where there is a copy to be made, and say what they turned out to be."""
-    found: list[TensorSpec] = []
-    for spec in expected.manifest.tensors:
+
+    def take(at: int, spec: TensorSpec) -> TensorSpec:
         if time.monotonic() >= deadline:
             raise WeightsLate(
-                f"{expected}: {len(found)} of {len(expected.manifest.tensors)} tensors read within {deadline_s} s, "
+                f"{expected}: {at} of {len(expected.manifest.tensors)} tensors read within {deadline_s} s, "
                 f"{spec.name} is next. Raise weights.deadline_s, or see what else uses this machine's memory"
             )
         place = slice(spec.offset, spec.offset + spec.nbytes)
         checksum = _take(data[place], None if copy is None else copy[place], hashed)
-        found.append(msgspec.structs.replace(spec, checksum=checksum))
-    return found
+        return msgspec.structs.replace(spec, checksum=checksum)
+
+    tensors = expected.manifest.tensors
+    if expected.manifest.size < WORTH_THREADS or not (hashed or copy is not None):
+        return [take(at, spec) for at, spec in enumerate(tensors)]
+    with ThreadPoolExecutor(threads(), thread_name_prefix="asyncrl-stage") as pool:
+        return list(pool.map(take, range(len(tensors)), tensors))
 
 
 def _take(data: NDArray[np.uint8], copy: NDArray[np.uint8] | None, hashed: bool) -> str:
