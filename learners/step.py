@@ -93,9 +93,7 @@ def accumulate(
     is twice as much work as the rest. They are in the denominator like any other. With an anchor they have a loss.
     """
     device = next(model.parameters()).device
-    masked = known_masks(
-        objective, batch.ages, torch.from_numpy(batch.truncated), Sequences(batch.cu_seqlens, batch.trained)
-    )
+    masked = _masked_by_data(batch, objective)
     wanted = batch.trained
     batch = replace(batch, trained=wanted & (masked == 0))
     prompt_tokens = torch.from_numpy(tokens_of_prompts(batch.trained.numpy(), batch.lengths, batch.groups))
@@ -171,11 +169,15 @@ def accumulate(
 
 def planned_units(batch: Batch, objective: Objective, among: Sequence[int]) -> int:
     """What these groups add to the denominator as far as data tell: before any pass, and if no log-prob is broken."""
-    known = known_masks(
-        objective, batch.ages, torch.from_numpy(batch.truncated), Sequences(batch.cu_seqlens, batch.trained)
-    )
+    known = _masked_by_data(batch, objective)
     tokens = (batch.trained & (known == 0)).numpy() & np.repeat(np.isin(batch.groups, among), batch.lengths)
     return units(objective.aggregation, tokens, batch.lengths, batch.groups)
+
+
+def _masked_by_data(batch: Batch, objective: Objective) -> Tensor:
+    """uint8 [N], as `Seen.masked`: what is known before any pass."""
+    sequences = Sequences(batch.cu_seqlens, batch.trained)
+    return known_masks(objective, batch.ages, torch.from_numpy(batch.truncated), sequences)
 
 
 def portion(model: PreTrainedModel, max_tokens: int) -> int:

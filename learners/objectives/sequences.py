@@ -17,7 +17,7 @@ class Sequences:
 
     def spread(self, values: Tensor) -> Tensor:
         """[R] -> [N]: each token has what its sequence has."""
-        return torch.repeat_interleave(values, self.cu.diff())
+        return torch.repeat_interleave(values, self.cu.diff(), output_size=len(self.tokens))
 
     def sum(self, values: Tensor) -> Tensor:
         """[N] -> [R], over the tokens that count; what stands at the others, even NaN, is not seen. Differentiable.

@@ -94,26 +94,27 @@ def test_micro_batches_order_and_ranks_do_not_change_the_gradient(model_path: Pa
     assert not torch.allclose(local, whole / seen.units, atol=1e-4 * float(whole.abs().max()) / seen.units)
 
 
+class Watched:
+    """An optimizer that changes nothing, and notes what it would have divided."""
+
+    def __init__(self, model: Any) -> None:
+        self.model, self.gradients, self.divided = model, [], []
+
+    def update(self, tokens: int, *, denominator: float) -> Any:
+        self.divided.append((tokens, denominator))
+        self.gradients.append(
+            torch.cat([p.grad.flatten() for p in self.model.parameters() if p.grad is not None]) / denominator
+        )
+        self.model.zero_grad()
+        return None
+
+    def ended(self, updates: Any) -> None:
+        pass
+
+
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_updates_together_have_the_gradient_of_one(model_path: Path, groups_of: Any, name: str) -> None:
     """At equal weights, but for answers that a mask takes: they are seen when their own update is made."""
-
-    class Watched:
-        """An optimizer that changes nothing, and notes what it would have divided."""
-
-        def __init__(self, model: Any) -> None:
-            self.model, self.gradients = model, []
-
-        def update(self, tokens: int, *, denominator: float) -> Any:
-            assert tokens > 0
-            self.gradients.append(
-                torch.cat([p.grad.flatten() for p in self.model.parameters() if p.grad is not None]) / denominator
-            )
-            self.model.zero_grad()
-            return None
-
-        def ended(self, updates: Any) -> None:
-            pass
 
     objective, model = OBJECTIVES[name], load_model(model_path, "float32", "auto")
     known = replace(objective, mask=[mask for mask in objective.mask or [] if isinstance(mask, TruncatedMask)])
@@ -127,6 +128,25 @@ def test_updates_together_have_the_gradient_of_one(model_path: Path, groups_of: 
         found.append(torch.stack(optimizer.gradients).mean(0))
     for other in found[1:]:
         torch.testing.assert_close(other, found[0], atol=1e-6, rtol=1e-3)
+
+
+def test_what_the_weights_of_the_moment_mask_leaves_the_denominator_from_its_own_update_on(
+    model_path: Path, groups_of: Any
+) -> None:
+    objective, model = Objective(mask=[DppoTv(threshold=0.02)]), load_model(model_path, "float32", "auto")
+    batch, worth = share_of(groups_of(REWARDS), version=1, recipe=Recipe(objective=objective))
+    optimizer: Any = Watched(model)
+    parts = [[0, 1, 2], [3, 4, 5]]
+    seen = train_step(
+        model, optimizer, batch, worth, objective=objective, temperature=1.0, max_tokens=30, parts=parts
+    ).seen
+    taken = np.repeat(batch.groups < 3, batch.lengths)[seen.masked > 0]
+    assert 0 < taken.sum() < len(taken)
+    assert [divided for _, divided in optimizer.divided] == [
+        (batch.tokens - taken.sum()) / 2,
+        (batch.tokens - len(taken)) / 2,
+    ]
+    assert sum(tokens for tokens, _ in optimizer.divided) == batch.tokens - len(taken) == seen.tokens
 
 
 def test_what_masks_take_is_counted_by_name_and_leaves_numerator_and_denominator(

@@ -65,7 +65,7 @@ def enumerated(objective: Objective, answers: Any, longest: int, logprobs_of: An
         origin = [float(x) for x in ((base - mu) if two else (lp.detach() - mu))]
         kept = [True] * len(text)
         for mask in objective.mask or ():
-            moved = [math.exp(float(p)) - math.exp(float(m)) for p, m in zip(lp, mu, strict=True)]
+            moved = [math.exp(float(p)) - math.exp(float(m)) for p, m in zip(lp.detach(), mu, strict=True)]
             mean = sum(origin) / len(origin)
             if isinstance(mask, DppoTv):
                 gone = [(a > 0 and d > mask.threshold) or (a < 0 and d < -mask.threshold) for d in moved]
@@ -74,7 +74,7 @@ def enumerated(objective: Objective, answers: Any, longest: int, logprobs_of: An
             elif isinstance(mask, K3Mask):
                 gone = [sum(math.exp(x) - 1 - x for x in origin) / len(text) > mask.threshold] * len(text)
             elif isinstance(mask, Opsm):
-                gone = [a < 0 and float((mu - lp).mean()) > mask.delta] * len(text)
+                gone = [a < 0 and float((mu - lp.detach()).mean()) > mask.delta] * len(text)
             elif isinstance(mask, TruncatedMask):
                 gone = [text[-1] != 0] * len(text)
             else:
