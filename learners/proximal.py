@@ -1,7 +1,7 @@
 """The learner's own log-probs of a batch's tokens, each under exactly the weights that sampled it.
 
 What the record has are the engine's, mu. Those found here are of the same weights and of the step's own forward, pi_v:
-pi_v / mu is what the engine computes differently, pi / pi_v what training has changed (`objectives/mismatch.py`).
+pi_v / mu is what the engine computes differently, pi / pi_v what training has changed (`objectives/compose.py`).
 
 A sequence is asked whole, so pi_v of a token is conditioned on its prefix as v sees it. So did the engine, if it
 recomputed its keys and values when weights changed (`weights.update: recompute`), or if none changed meanwhile; under
