@@ -60,7 +60,7 @@ def measure(*, quick: bool, say: Say) -> Measured:
     return compare(
         Problem(4096, 64 if quick else 896),
         long=Problem(4096 if quick else 32_768, 64),
-        turns=1 if quick else 3,
+        turns=1 if quick else 2,
         say=say,
     )
 

@@ -23,13 +23,13 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-LOGITS = 1 << 28
-"""Logits that may exist at once: 1 GiB in float32. A pass that has no more of them in all takes the plain way, which is
-as fast; one that has more keeps so many for its backward pass, since what is computed again costs a fourth product of
-tokens, width and vocabulary beside the three that there are anyway."""
+LOGITS = 3 << 27
+"""Logits that may exist at once: 400 million, 1.5 GiB in float32. A pass that has no more of them in all takes the
+plain way, which is as fast; one that has more keeps so many for its backward pass, since what is computed again costs a
+fourth product of tokens, width and vocabulary beside the three that there are anyway."""
 
-BLOCK = 1 << 24
-"""Logits of one block, 64 MiB: at 4,096 tokens its products are 4,096 wide, and narrower ones are slower."""
+BLOCK = 1 << 22
+"""Logits of one block, 16 MiB, which fit into a cache: products for 4,096 tokens are 1,024 wide."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +133,8 @@ def chosen_logprobs(
     rows and targets int64 [P]: a row may be asked for several tokens, or none. Returns [P] in float32, in float64 if
     that is what hidden is. Gradients flow to hidden, weight and bias.
     """
-    room = LOGITS if torch.is_grad_enabled() else 0
+    # What is kept of a logit is its exponential, which a softcap's slope cannot be had from.
+    room = LOGITS if torch.is_grad_enabled() and softcap is None else 0
     with torch.autocast(hidden.device.type, enabled=False):
         logprobs: Tensor = _Chosen.apply(  # type: ignore[no-untyped-call]  # torch leaves it unannotated
             hidden, weight, bias, rows, targets, temperature, softcap, room
@@ -160,45 +161,52 @@ class _Chosen(torch.autograd.Function):
         # The lowest finite number, not -inf: a block that is all -inf must not make -inf - -inf of it.
         top = h.new_full((len(h),), torch.finfo(h.dtype).min)
         total, picked = h.new_zeros(len(h)), h.new_empty(len(rows))
-        kept: list[Tensor] = []
+        kept: list[tuple[Tensor, Tensor]] = []
         for start, end, chosen in blocks.with_chosen(targets):
             keep = len(h) * (end - start) <= room
             z = blocks.logits(start, end, new=keep)
-            if keep:
-                kept.append(z)
-            # Those that are kept are the first: a narrower last block must not slip in behind one that had no room.
-            room = room - z.numel() if keep else 0
             picked[chosen] = z[rows[chosen], targets[chosen] - start]
             higher = torch.maximum(top, z.amax(dim=1))
-            weights = torch.sub(z, higher[:, None], out=blocks.scratch(end - start)).exp_()
+            weights = z.sub_(higher[:, None]).exp_()
             total.mul_(top.sub_(higher).exp_()).add_(weights.sum(dim=1))
             top = higher
+            if keep:
+                kept.append((weights, top.clone()))
+            # Those that are kept are the first: a narrower last block must not slip in behind one that had no room.
+            room = room - z.numel() if keep else 0
         normaliser = top + total.log()
-        ctx.save_for_backward(hidden, weight, bias, rows, targets, normaliser, *kept)
-        ctx.temperature, ctx.softcap = temperature, softcap
+        ctx.save_for_backward(hidden, weight, bias, rows, targets, normaliser)
+        ctx.temperature, ctx.softcap, ctx.kept = temperature, softcap, kept[::-1]
         return picked - normaliser[rows]
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        """d log p(y) / d z_v = 1[v = y] - p_v, summed over the tokens that a row was asked for."""
-        hidden, weight, bias, rows, targets, normaliser, *kept = ctx.saved_tensors
+        """d log p(y) / d z_v = 1[v = y] - p_v, summed over the tokens that a row was asked for.
+
+        What was kept is used up block by block, so that it makes room for the weight's gradient; another pass over the
+        same graph computes it again.
+        """
+        hidden, weight, bias, rows, targets, normaliser = ctx.saved_tensors
         of_hidden, of_weight, of_bias = ctx.needs_input_grad[:3]
         blocks = _Blocks(hidden, weight, bias, ctx.temperature, ctx.softcap)
-        h, grad = blocks.hidden, grads[0].to(blocks.hidden.dtype)
+        h, grad = blocks.hidden, grads[0].to(blocks.hidden.dtype) / ctx.temperature
         of_row = h.new_zeros(len(h)).index_add_(0, rows, grad)
         hidden_grad = torch.zeros_like(h) if of_hidden else None
         weight_grad = torch.empty_like(weight, dtype=h.dtype) if of_weight else None
         bias_grad = torch.empty_like(bias, dtype=h.dtype) if of_bias else None
-        again = itertools.chain(kept, itertools.repeat(None))
         for start, end, chosen in blocks.with_chosen(targets):
-            held = next(again)
-            z = blocks.logits(start, end) if held is None else held
-            slope = None if ctx.softcap is None else 1.0 - (z * (ctx.temperature / ctx.softcap)).square()
-            d = torch.sub(z, normaliser[:, None], out=blocks.scratch(end - start)).exp_().mul_(-of_row[:, None])
+            slope = None
+            if ctx.kept:
+                d, top = ctx.kept.pop()
+                d.mul_(torch.exp(top - normaliser).mul_(-of_row)[:, None])
+            else:
+                d = blocks.logits(start, end)
+                if ctx.softcap is not None:
+                    slope = 1.0 - (d * (ctx.temperature / ctx.softcap)).square_()
+                d.sub_(normaliser[:, None]).exp_().mul_(-of_row[:, None])
             d.index_put_((rows[chosen], targets[chosen] - start), grad[chosen], accumulate=True)
             if slope is not None:
                 d.mul_(slope)
-            d.div_(ctx.temperature)
             if hidden_grad is not None:
                 hidden_grad.addmm_(d, weight[start:end].to(h.dtype))
             if weight_grad is not None:

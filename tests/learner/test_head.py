@@ -133,16 +133,18 @@ def test_gradients_are_those_of_finite_differences(
     def logprobs(*leaves: torch.Tensor) -> torch.Tensor:
         return chosen_logprobs(*leaves, rows, targets, temperature=0.7, softcap=softcap)
 
-    assert torch.autograd.gradcheck(logprobs, (hidden, weight, bias))
+    # Kept or computed again, rounding is not the same.
+    assert torch.autograd.gradcheck(logprobs, (hidden, weight, bias), nondet_tol=1e-12)
 
 
-def test_a_kept_logit_is_the_same_in_a_second_backward_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_backward_pass_computes_again_what_the_first_has_used_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(heads, "LOGITS", 50)
     monkeypatch.setattr(heads, "BLOCK", 20)
     hidden, weight, bias, rows, targets = problem(torch.float32)
     total = chosen_logprobs(hidden, weight, bias, rows, targets).sum()
     once, twice = (torch.autograd.grad(total, [hidden, weight], retain_graph=True) for _ in range(2))
-    assert all(torch.equal(a, b) for a, b in zip(once, twice, strict=True))
+    for a, b in zip(once, twice, strict=True):
+        torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-6)
 
 
 class Largest(TorchDispatchMode):
@@ -176,8 +178,8 @@ def test_no_more_logits_are_kept_than_there_is_room_for(monkeypatch: pytest.Monk
     inputs = problem(torch.float32)
     for room, kept in ((0, 0), (69, 0), (70, 70), (1000, 91)):
         monkeypatch.setattr(heads, "LOGITS", room)
-        saved = chosen_logprobs(*inputs).grad_fn.saved_tensors[6:]  # type: ignore[union-attr]
-        assert sum(block.numel() for block in saved) == kept
+        node: Any = chosen_logprobs(*inputs).grad_fn
+        assert sum(weights.numel() for weights, _ in node.kept) == kept
     logits = heads._Blocks.logits
     made: list[bool] = []
 
