@@ -1,7 +1,7 @@
 """How long a version takes from the learner's tensors to a verified copy in another process, against one memcpy.
 
-The limit is a copy of the same bytes into memory that exists, by one thread. Learner and reader use as many as there are
-cores for it, up to four; each row also has the share of a copy by as many.
+The limit is a copy of the same bytes into memory that exists, by one thread. Learner and reader use as many as there
+are cores for it, up to four; each row also has the share of a copy by as many.
 Rows: with and without checksums; with a reader that serves where the learner wrote and one that copies. All turns of
 all rows are interleaved.
 

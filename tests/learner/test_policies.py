@@ -87,8 +87,8 @@ def until_version_3(endless: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ticket 0 ends a few tokens after version 3 is served, with tokens of each version until then."""
 
     class Engine(simulated.SimulatedEngine):
-        async def activate(self, kv: Any = "keep") -> Weights:
-            weights = await super().activate(kv)
+        async def activate(self, kv: Any = "keep", **options: Any) -> Weights:
+            weights = await super().activate(kv, **options)
             if weights.version == 3:
                 asyncio.get_running_loop().call_later(0.02, self.end)
             return weights
