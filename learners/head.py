@@ -23,8 +23,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-LOGITS = 3 << 27
-"""Logits that may exist at once: 400 million, 1.5 GiB in float32. A pass that has no more of them in all takes the
+LOGITS = 430_000_000
+"""Logits that may exist at once: 1.6 GiB in float32. A pass that has no more of them in all takes the
 plain way, which is as fast; one that has more keeps so many for its backward pass, since what is computed again costs a
 fourth product of tokens, width and vocabulary beside the three that there are anyway."""
 
