@@ -28,7 +28,7 @@ import uvloop
 
 from asyncrl.benchmarks.echo import EchoServer
 from asyncrl.benchmarks.frame import Measured, Row, Say, Target
-from asyncrl.benchmarks.one_collector import Run, bytes_of_run, group_of, timeless
+from asyncrl.benchmarks.one_collector import Run, bytes_of_run, group_of, header_of, timeless
 from asyncrl.benchmarks.raw_socket import raw_socket
 from asyncrl.buffers.server import EmbeddedServer
 from asyncrl.buffers.store import Store, open_store
@@ -112,7 +112,7 @@ class _Bench:
                 await run.serve(turn)
                 for n, ticket in enumerate(await run.tickets(groups)):
                     payload = encode(group_of(ticket.ordinal, length))
-                    header = run.header(ticket, payload)
+                    header = header_of(ticket, payload)
 
                     writes: dict[str, Callable[[], Any]] = {
                         "put": partial(run.put, header, payload),
@@ -162,7 +162,7 @@ class _Bench:
                     waiting = asyncio.create_task(buffer.lease(run.lineage, turn, wait_s=10.0))
                     while (await run.buffer.stats()).waiting is None:  # noqa: ASYNC110 (it waits in the server)
                         await asyncio.sleep(0.001)
-                    await run.buffer.put(run.member, run.header(ticket, payload), payload)
+                    await run.buffer.put(run.member, header_of(ticket, payload), payload)
                     started = time.perf_counter()
                     await waiting
                     wakes.append(time.perf_counter() - started)
@@ -287,7 +287,7 @@ class _Bench:
         await timed("beat", run.serve(run.step))
         run.work += await timed("tickets", run.tickets(4))
         for ticket in [run.work.popleft() for _ in range(4)]:
-            await timed("put", run.buffer.put(run.member, run.header(ticket, payload), payload))
+            await timed("put", run.buffer.put(run.member, header_of(ticket, payload), payload))
         await timed("lease", run.buffer.lease(run.lineage, run.step, wait_s=0.0))
         await timed("commit", run.buffer.commit(run.lineage, run.step))
         run.step += 1

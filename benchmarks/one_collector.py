@@ -29,6 +29,23 @@ return total
 """A script: a thousand collectors have ten thousand keys, and asking for each would weigh on what is measured."""
 
 
+def header_of(ticket: Ticket, payload: bytes, *, tokens: int = MEMBERS) -> GroupHeader:
+    """Of a group that took a second, all of it sampled by the weights the ticket was issued for."""
+    served = ticket.issued_for
+    return GroupHeader(
+        ordinal=ticket.ordinal,
+        attempt=ticket.attempt,
+        weights=served,
+        oldest=served.version,
+        newest=served.version,
+        spans=(served,),
+        tokens=tokens,
+        seconds=1.0,
+        digest=digest(payload),
+        length=1.0,
+    )
+
+
 class Run:
     def __init__(self, buffer: RedisBuffer, lineage: int) -> None:
         self.buffer, self.lineage = buffer, lineage
@@ -61,21 +78,6 @@ class Run:
         leased = await self.buffer.lease(self.lineage, step, wait_s=0.0)
         assert isinstance(leased, Lease), leased
         return await self.buffer.payloads(leased)
-
-    def header(self, ticket: Ticket, payload: bytes) -> GroupHeader:
-        served = ticket.issued_for
-        return GroupHeader(
-            ordinal=ticket.ordinal,
-            attempt=ticket.attempt,
-            weights=served,
-            oldest=served.version,
-            newest=served.version,
-            spans=(served,),
-            tokens=MEMBERS,
-            seconds=1.0,
-            digest=digest(payload),
-            length=1.0,
-        )
 
 
 async def bytes_of_run(buffer: RedisBuffer) -> int:

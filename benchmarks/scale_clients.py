@@ -21,11 +21,11 @@ from typing import Any
 import msgspec
 import uvloop
 
+from asyncrl.benchmarks.one_collector import header_of
 from asyncrl.buffers.base import Beat, Damaged, GroupHeader, Lease, Member, PutResult, Ticket
 from asyncrl.buffers.concurrency import all_or_nothing, end_all
 from asyncrl.buffers.remote import RedisBuffer
 from asyncrl.buffers.store import Store, open_store, payload_key
-from asyncrl.schema import digest
 from asyncrl.staleness import Weights
 
 RUN = "scale"
@@ -163,7 +163,7 @@ class Collector:
 
     async def _put(self, ticket: Ticket) -> None:
         payload = payload_of(ticket, self.setting.group_bytes)
-        result = await self.buffer.put(self.member, header_of(ticket, payload), payload)
+        result = await self.buffer.put(self.member, header_of(ticket, payload, tokens=TOKENS_PER_S), payload)
         self.report.puts[result] = self.report.puts.get(result, 0) + 1
         if result == "held":
             self.report.held.append((ticket.ordinal, ticket.attempt))
@@ -183,22 +183,6 @@ def group_seconds(setting: Setting, ticket: Ticket) -> float:
 def payload_of(ticket: Ticket, size: int) -> bytes:
     """Bytes that are no other group's."""
     return f"{ticket.ordinal}:{ticket.attempt}:".encode().ljust(size, b"x")
-
-
-def header_of(ticket: Ticket, payload: bytes) -> GroupHeader:
-    served = ticket.issued_for
-    return GroupHeader(
-        ordinal=ticket.ordinal,
-        attempt=ticket.attempt,
-        weights=served,
-        oldest=served.version,
-        newest=served.version,
-        spans=(served,),
-        tokens=TOKENS_PER_S,
-        seconds=1.0,
-        digest=digest(payload),
-        length=1.0,
-    )
 
 
 async def run_collectors(url: str, setting: Setting, process: int) -> Report:
