@@ -86,7 +86,10 @@ def compared(size: int, *, turns: int) -> list[Row]:
 
     def transfer(image: Any, verify: bool) -> None:
         sender.serve(image, [Recipient(name, name, None, "collective", None) for name in MEMBERS])
+        limit = time.monotonic() + LIMIT_S
         while (offer := sender.offer()) is None or offer["version"] != image.weights.version:
+            if time.monotonic() > limit:
+                raise TimeoutError(f"the sender has not offered {tuple(image.weights)} within {LIMIT_S:g} s")
             time.sleep(1e-4)
         everyone("stage", offer, verify)
 
