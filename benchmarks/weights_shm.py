@@ -21,6 +21,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from asyncrl.benchmarks.frame import Measured, Row, Say, Target
 from asyncrl.staleness import Weights
@@ -84,7 +85,7 @@ def compared(flat: torch.Tensor, *, turns: int, say: Say) -> list[Row]:
             readers, version = {"mapped": mapped, "copied": copied}, 0
             for turn in range(turns + 2):  # in the first two, memory is given out
                 copy_s = _timed(lambda: np.copyto(target, flat.numpy()))
-                together_s = _timed(lambda: copier.copy(target, flat.numpy(), hashed=False))
+                together_s = _timed(lambda: _copied_by_all(copier, target, flat.numpy()))
                 for (reader, hashed), found in times.items():
                     version += 1
                     began = time.perf_counter()
@@ -103,7 +104,7 @@ def compared(flat: torch.Tensor, *, turns: int, say: Say) -> list[Row]:
     for row in rows:
         together_ms = 1e3 * median(together)
         share = row["of_memcpy"] * together_ms / row["memcpy_ms"]
-        row.update({"threads": copier.threads, "memcpy_by_threads_ms": together_ms, "of_memcpy_by_threads": share})
+        row.update({"threads": copier.workers, "memcpy_by_threads_ms": together_ms, "of_memcpy_by_threads": share})
     return rows
 
 
@@ -178,6 +179,12 @@ def _random(size: int) -> torch.Tensor:
     """uint8 [about size]: a block of random bytes over and over."""
     block = torch.randint(256, (min(size, 1 << 26),), dtype=torch.uint8)
     return block.repeat(-(-size // len(block)))
+
+
+def _copied_by_all(copier: Copier, into: NDArray[np.uint8], source: NDArray[np.uint8]) -> None:
+    shares = zip(np.array_split(into, copier.workers), np.array_split(source, copier.workers), strict=True)
+    for copying in [copier.begin(to, of, hashed=False) for to, of in shares]:
+        copying.result()
 
 
 def _timed(call: Callable[[], object]) -> float:

@@ -23,9 +23,12 @@ import errno
 import os
 import shutil
 import struct
+from collections import deque
 from collections.abc import Iterable, Mapping
+from concurrent.futures import Future, wait
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import torch
 import xxhash
@@ -116,7 +119,8 @@ class Images:
         """Write one version; it is the newest from then on. One call at a time.
 
         `source` is consumed one tensor, or one piece of a tensor, at a time, so it may be a generator that casts or
-        gathers. hashed: with checksums of every tensor; without, its bytes can never be compared with what is served.
+        gathers; a whole tensor must not change before this returns. hashed: with checksums of every tensor; without,
+        its bytes can never be compared with what is served.
 
         Raises WeightsError: shared memory is full, a tensor cannot be published, or a name comes twice; readers then
         find no such version.
@@ -189,29 +193,45 @@ def _write(
     os.pwrite(segment.fd, HEADER.pack(MAGIC, FORMAT, segment.sequence, *weights), 0)
     mapped = np.frombuffer(segment.mapping(), np.uint8)
     specs: dict[str, TensorSpec] = {}
+    copying: deque[tuple[str, torch.Tensor, Future[str]]] = deque()
+
+    def await_oldest() -> None:
+        name, _, checksum = copying.popleft()
+        specs[name] = msgspec.structs.replace(specs[name], checksum=checksum.result())
+
     offset = 0
-    for name, tensor in source:
-        if name in specs:
-            raise WeightsError(f"weights {tuple(weights)}: tensor {name} comes twice")
-        start, end = DATA_START + offset, DATA_START + offset + tensor.nbytes
-        if isinstance(tensor, Pieces):
-            checksum = _gather(segment.fd, mapped, start, name, tensor, hashed=hashed)
-        elif end <= len(mapped):
-            check_publishable(name, tensor)
-            checksum = _store(mapped[start:end], tensor, copier, hashed=hashed)
-        else:
-            checksum = _grow(segment.fd, start, tensor_bytes(name, tensor), hashed=hashed)
-        specs[name] = describe(name, tensor, offset=offset, checksum=checksum)
-        offset = aligned(offset + tensor.nbytes)
+    try:
+        for name, tensor in source:
+            if name in specs:
+                raise WeightsError(f"weights {tuple(weights)}: tensor {name} comes twice")
+            start, end = DATA_START + offset, DATA_START + offset + tensor.nbytes
+            checksum = ""
+            if isinstance(tensor, Pieces):
+                checksum = _gather(segment.fd, mapped, start, name, tensor, hashed=hashed)
+            elif end > len(mapped):
+                checksum = _grow(segment.fd, start, tensor_bytes(name, tensor), hashed=hashed)
+            else:
+                check_publishable(name, tensor)
+                if tensor.device.type == "cpu" and tensor.is_contiguous():
+                    content = np.asarray(tensor_bytes(name, tensor))
+                    copying.append((name, tensor, copier.begin(mapped[start:end], content, hashed=hashed)))
+                else:
+                    checksum = _store(mapped[start:end], tensor, hashed=hashed)
+            specs[name] = describe(name, tensor, offset=offset, checksum=checksum)
+            offset = aligned(offset + tensor.nbytes)
+            while len(copying) > 2 * copier.workers:  # each is a tensor in memory, if `source` makes them
+                await_oldest()
+        while copying:
+            await_oldest()
+    finally:
+        wait([checksum for _, _, checksum in copying])  # they write here: nobody else may before they have ended
     segment.sequence += 1
     os.pwrite(segment.fd, HEADER.pack(MAGIC, FORMAT, segment.sequence, *weights), 0)
     return list(specs.values())
 
 
-def _store(into: NDArray[np.uint8], tensor: torch.Tensor, copier: Copier, *, hashed: bool) -> str:
-    """The tensor's bytes, row-major, from wherever it is; their checksum, "" without."""
-    if tensor.device.type == "cpu" and tensor.is_contiguous():
-        return copier.copy(into, np.asarray(tensor_bytes("", tensor)), hashed=hashed)
+def _store(into: NDArray[np.uint8], tensor: torch.Tensor, *, hashed: bool) -> str:
+    """The bytes, row-major, of a tensor that lies otherwise or elsewhere; their checksum, "" without."""
     torch.from_numpy(into).view(tensor.dtype).view(tensor.shape).copy_(tensor.detach())
     return xxhash.xxh3_64_hexdigest(into.data) if hashed else ""
 

@@ -23,7 +23,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from asyncrl.weights.base import StagedWeights, WeightsError, WeightsGone, WeightsLate
-from asyncrl.weights.copying import copy_and_hash, threads
+from asyncrl.weights.copying import copy, threads
 from asyncrl.weights.image import DATA_START, HEADER, Image
 from asyncrl.weights.manifest import FORMAT, TensorSpec, compare, tensors_in
 from asyncrl.weights.memory import Memory, Spare
@@ -90,14 +90,14 @@ class ShmReceiver:
             check_header(fd, expected)
             segment = self._segment(fd, expected)
             data = np.frombuffer(segment, np.uint8)[DATA_START:]
-            copy = None if self._mapped else self._spare.take(manifest.size)
-            found = _take_all(expected, data, None if copy is None else copy.bytes(), deadline, deadline_s, verify)
+            own = None if self._mapped else self._spare.take(manifest.size)
+            found = _take_all(expected, data, None if own is None else own.bytes(), deadline, deadline_s, verify)
             # After the bytes and before the checksums: a mixture of two versions is `gone`, not `corrupt`.
             check_header(fd, expected)
             if verify:
                 compare(manifest, found, where=str(expected))
-            memory = copy or Memory(segment, gone=held.pop_all().close)  # what keeps the lock, from here on
-        tensors = tensors_in(memory.bytes()[0 if copy else DATA_START :], manifest)
+            memory = own or Memory(segment, gone=held.pop_all().close)  # what keeps the lock, from here on
+        tensors = tensors_in(memory.bytes()[0 if own else DATA_START :], manifest)
         return StagedWeights(expected.weights, tensors, manifest.tied, manifest.checksum, mapped=self._mapped)
 
     def close(self) -> None:
@@ -159,7 +159,7 @@ def _open(expected: ShmOffer, held: ExitStack) -> int:
 def _take_all(
     expected: ShmOffer,
     data: NDArray[np.uint8],
-    copy: NDArray[np.uint8] | None,
+    into: NDArray[np.uint8] | None,
     deadline: float,
     deadline_s: float,
     hashed: bool,
@@ -173,21 +173,18 @@ def _take_all(
                 f"{spec.name} is next. Raise weights.deadline_s, or see what else uses this machine's memory"
             )
         place = slice(spec.offset, spec.offset + spec.nbytes)
-        checksum = _take(data[place], None if copy is None else copy[place], hashed)
+        checksum = _take(data[place], None if into is None else into[place], hashed)
         return msgspec.structs.replace(spec, checksum=checksum)
 
     tensors = expected.manifest.tensors
-    if expected.manifest.size < WORTH_THREADS or not (hashed or copy is not None):
+    if expected.manifest.size < WORTH_THREADS or not (hashed or into is not None):
         return [take(at, spec) for at, spec in enumerate(tensors)]
     with ThreadPoolExecutor(threads(), thread_name_prefix="asyncrl-stage") as pool:
         return list(pool.map(take, range(len(tensors)), tensors))
 
 
-def _take(data: NDArray[np.uint8], copy: NDArray[np.uint8] | None, hashed: bool) -> str:
+def _take(data: NDArray[np.uint8], into: NDArray[np.uint8] | None, hashed: bool) -> str:
     """The checksum of one tensor's bytes as they will be served, "" if not wanted."""
-    if copy is None:
+    if into is None:
         return xxhash.xxh3_64_hexdigest(data.data) if hashed else ""
-    if hashed:
-        return copy_and_hash(copy, data)
-    np.copyto(copy, data)
-    return ""
+    return copy(into, data, hashed=hashed)
