@@ -21,12 +21,12 @@ import msgspec
 
 from asyncrl.benchmarks.pipeline_model import Outcome, Pipeline, simulate
 from asyncrl.buffers.limits import OverAge
-from asyncrl.config.objective import Objective, Preset
-from asyncrl.config.recipe import Recipe, to_builtins
+from asyncrl.config.recipe import Recipe
 from asyncrl.config.resolved import dump
 from asyncrl.config.section import Section
 from asyncrl.config.sft import SftRecipe
 from asyncrl.telemetry.names import EVENTS, STEP
+from docs import objective_tables
 from docs.transcripts import run_again
 
 DOCS = Path(__file__).parent
@@ -177,31 +177,6 @@ def _sections(hint: Any) -> tuple[type[Section], ...]:
     return tuple(member for option in typing.get_args(hint) for member in _sections(option))
 
 
-# --- objectives.md ----------------------------------------------------------------------------------------------------
-
-
-def objective_presets() -> str:
-    """A row for each preset: what its parts are."""
-    keys = ("advantage", "importance_weight", "surrogate", "epsilon", "epsilon_high", "mask", "anchor", "aggregation")
-    rows = ["| preset | " + " | ".join(f"`{key}`" for key in keys) + " |", "|---" * (len(keys) + 1) + "|"]
-    for preset in typing.get_args(Preset):
-        parts = to_builtins(Objective(preset=preset))
-        rows.append(f"| `{preset}` | " + " | ".join(_part(parts[key]) for key in keys) + " |")
-    return "\n".join(rows) + "\n"
-
-
-def _part(value: Any) -> str:
-    """`sequence-tis, cap 5` of a union, `0.2` of a number, `-` of what there is not."""
-    if isinstance(value, list):
-        return "; ".join(map(_part, value)) or "-"
-    if isinstance(value, dict):
-        found = ", ".join([value["type"], *(f"{key} {_part(item)}" for key, item in value.items() if key != "type")])
-        return "-" if found == "none" else found
-    if isinstance(value, float):
-        return f"{value:g}"
-    return "-" if value is None else str(value)
-
-
 # --- metrics.md -------------------------------------------------------------------------------------------------------
 
 
@@ -287,10 +262,10 @@ def price(row: dict[str, Any]) -> str:
 
 
 PARTS: dict[str, Callable[[], str]] = {
+    **objective_tables.PARTS,
     "age_bound_costs": age_bound_costs,
     "recipe_reference": recipe_reference,
     "sft_reference": sft_reference,
-    "objective_presets": objective_presets,
     "metric_names": metric_names,
     "event_names": event_names,
     "waiting_costs": waiting_costs,
