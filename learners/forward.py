@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, PreTrainedModel
 
-from asyncrl.learners.head import call_with_head, head_for
+from asyncrl.learners.head import Predicted, call_with_head, head_for, predicted_plainly
 
 PACKED = "asyncrl_packed"
 
@@ -254,12 +254,29 @@ def token_logprobs(
     temperature: float = 1.0,
     share_prefixes: bool = False,
 ) -> Tensor:
+    """The log-probs of `token_predictions` alone, float32 [N]."""
+    return token_predictions(
+        model, token_ids, cu_seqlens, temperature=temperature, share_prefixes=share_prefixes
+    ).logprobs
+
+
+def token_predictions(
+    model: PreTrainedModel,
+    token_ids: Tensor,
+    cu_seqlens: Tensor,
+    *,
+    temperature: float = 1.0,
+    share_prefixes: bool = False,
+    spread: bool = False,
+) -> Predicted:
     """Log-prob (nats) of each token given its predecessors in its own sequence; differentiable.
 
     token_ids int64 [N]: sequences back to back. cu_seqlens int64 [rows + 1]: sequence r is [cu[r], cu[r + 1]).
-    Returns float32 [N]: log softmax(logits / temperature) at the token; 0 at the first token of each sequence, which
-    nothing predicts. share_prefixes: compute once what neighbours begin with, for packs of whole groups; the same
-    numbers but for rounding, if the model packs at all. Raises ValueError if cu_seqlens does not describe token_ids.
+    Returns float32 [N]: log softmax(logits / temperature) at the token; with `spread` also entropy and collision of
+    that distribution (see `Predicted`). The first token of each sequence, which nothing predicts, counts as certain:
+    log-prob and entropy 0, collision 1. share_prefixes: compute once what neighbours begin with, for packs of whole
+    groups; the same numbers but for rounding, if the model packs at all. Raises ValueError if cu_seqlens does not
+    describe token_ids.
     """
     cu = cu_seqlens.tolist()
     lengths = [end - start for start, end in itertools.pairwise(cu)]
@@ -279,43 +296,64 @@ def token_logprobs(
             input_ids, positions = token_ids[used.to(device)], positions[used]
             predicting = places[:-1]
         with _packed(Layout.of(lengths, device, places)):
-            logprobs = _predicted(
-                model,
-                input_ids,
-                predicting.to(device),
-                token_ids[1:],
-                temperature,
-                position_ids=positions.to(device)[None],
-            )
-        logprobs = F.pad(logprobs, (1, 0))
+            found = [
+                _predicted(
+                    model,
+                    input_ids,
+                    predicting.to(device),
+                    token_ids[1:],
+                    temperature,
+                    spread,
+                    position_ids=positions.to(device)[None],
+                )
+            ]
     else:
-        sequences = torch.split(token_ids, lengths)
         rows = torch.arange(max(lengths) - 1, device=device)
-        logprobs = torch.cat(
-            [F.pad(_predicted(model, ids, rows[: len(ids) - 1], ids[1:], temperature), (1, 0)) for ids in sequences]
-        )
+        found = [
+            _predicted(model, ids, rows[: len(ids) - 1], ids[1:], temperature, spread)
+            for ids in torch.split(token_ids, lengths)
+        ]
     first = torch.zeros_like(token_ids, dtype=torch.bool)
     first[torch.tensor(cu[:-1], device=device)] = True
-    return logprobs.masked_fill(first, 0.0)
+
+    def every(parts: Iterable[Tensor | None], certain: float) -> Tensor | None:
+        """[N], from what was predicted of each pack's tokens but its first."""
+        known = [F.pad(part, (1, 0)) for part in parts if part is not None]
+        return torch.cat(known).masked_fill(first, certain) if known else None
+
+    logprobs, entropy, collision = zip(*found, strict=True)
+    values = every(logprobs, 0.0)
+    assert values is not None
+    return Predicted(values, every(entropy, 0.0), every(collision, 1.0))
 
 
 def _predicted(
-    model: PreTrainedModel, input_ids: Tensor, rows: Tensor, targets: Tensor, temperature: float, **inputs: Tensor
-) -> Tensor:
-    """Log-prob float32 [P] of each of `targets` [P] after what is computed at input_ids[rows[p]]; input_ids [M]."""
+    model: PreTrainedModel,
+    input_ids: Tensor,
+    rows: Tensor,
+    targets: Tensor,
+    temperature: float,
+    spread: bool,
+    **inputs: Tensor,
+) -> Predicted:
+    """Of each of `targets` [P] after what is computed at input_ids[rows[p]]; input_ids [M]."""
     dtype = _compute_dtype(model)
     head = head_for(model, dtype, tokens=len(input_ids))
     with torch.autocast(input_ids.device.type, dtype=dtype, enabled=dtype != torch.float32):
         if head is not None:
             return call_with_head(
-                model, head, rows, targets, temperature, input_ids=input_ids[None], use_cache=False, **inputs
+                model,
+                head,
+                rows,
+                targets,
+                temperature,
+                spread=spread,
+                input_ids=input_ids[None],
+                use_cache=False,
+                **inputs,
             )
         logits: Tensor = model(input_ids=input_ids[None], use_cache=False, **inputs).logits[0]
-    logits = logits.float()
-    if temperature != 1.0:
-        logits = logits / temperature
-    # This is log_softmax without a second tensor as large.
-    return logits[rows, targets] - torch.logsumexp(logits, dim=1)[rows]
+    return predicted_plainly(logits, rows, targets, temperature=temperature, spread=spread)
 
 
 def _compute_dtype(model: PreTrainedModel) -> torch.dtype:

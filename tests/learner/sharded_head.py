@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from asyncrl.learners import head
-from asyncrl.learners.forward import token_logprobs
+from asyncrl.learners.forward import token_predictions
 from asyncrl.learners.model import load_model
 from asyncrl.learners.parallel import Ranks, Sharded
 
@@ -20,13 +20,16 @@ PASSES = 4
 
 
 def gradients(ranks: Ranks, folder: Path) -> dict[str, torch.Tensor]:
-    """Of a sum of log-probs over PASSES passes, dealt out to the ranks."""
+    """Of a sum of log-probs and entropies over PASSES passes, dealt out to the ranks."""
     model = load_model(folder / "model", "float32", "auto")
     ranks.shard(model)
     for number in range(ranks.rank, PASSES, ranks.size):
         ids = torch.randint(0, 24, (9,), generator=torch.Generator().manual_seed(number))
-        logprobs = token_logprobs(model, ids, torch.tensor([0, 4, 9]), temperature=0.7, share_prefixes=True)
-        torch.autograd.backward((logprobs * torch.linspace(-1, 1, 9)).sum())
+        found = token_predictions(
+            model, ids, torch.tensor([0, 4, 9]), temperature=0.7, share_prefixes=True, spread=True
+        )
+        assert found.entropy is not None
+        torch.autograd.backward((found.logprobs * torch.linspace(-1, 1, 9) + 0.3 * found.entropy).sum())
     return {name: ranks.whole(p.grad).clone() for name, p in model.named_parameters() if p.grad is not None}
 
 

@@ -27,8 +27,17 @@ from transformers import (
 )
 
 from asyncrl.learners import head as heads
-from asyncrl.learners.forward import pack_attention, token_logprobs
-from asyncrl.learners.head import Head, call_with_head, chosen_logprobs, find_head, head_for
+from asyncrl.learners.forward import pack_attention, token_logprobs, token_predictions
+from asyncrl.learners.head import (
+    Head,
+    Predicted,
+    call_with_head,
+    chosen_logprobs,
+    find_head,
+    head_for,
+    predicted,
+    predicted_plainly,
+)
 from asyncrl.learners.model import load_model
 from asyncrl.learners.parallel import ALONE
 
@@ -57,20 +66,31 @@ def build(config: Any, attn: str | None = None) -> Any:
     return AutoModelForCausalLM.from_config(copy.deepcopy(config), attn_implementation=attn).eval()
 
 
-def plain(
+def distribution(
     hidden: torch.Tensor,
     weight: torch.Tensor,
     bias: torch.Tensor | None,
-    rows: torch.Tensor,
-    targets: torch.Tensor,
     *,
     temperature: float = 1.0,
     softcap: float | None = None,
 ) -> torch.Tensor:
+    """Logits / temperature."""
     logits = hidden @ weight.T if bias is None else hidden @ weight.T + bias
     if softcap is not None:
         logits = softcap * torch.tanh(logits / softcap)
-    return torch.log_softmax(logits / temperature, dim=-1)[rows, targets]
+    return logits / temperature
+
+
+def plain(*inputs: Any, **how: Any) -> torch.Tensor:
+    """Log-probs of the chosen tokens."""
+    return torch.log_softmax(distribution(*inputs[:3], **how), dim=-1)[inputs[3:]]
+
+
+def spread_plain(*inputs: Any, **how: Any) -> Predicted:
+    logs = torch.log_softmax(distribution(*inputs[:3], **how), dim=-1)
+    p = logs.exp()
+    entropy, collision = -(p * logs).sum(dim=-1), (p * p).sum(dim=-1)
+    return Predicted(logs[inputs[3:]], entropy[inputs[3]], collision[inputs[3]])
 
 
 def problem(
@@ -119,6 +139,109 @@ def test_values_and_gradients_are_those_of_log_softmax_however_the_vocabulary_is
             softcap=data.draw(st.sampled_from([None, 1.5])),
         )
     assert max(worst) < bound, worst
+
+
+def weighed(found: Predicted) -> torch.Tensor:
+    """A sum in which each number of log-probs and entropies counts, differently."""
+    assert found.entropy is not None
+    weights = torch.linspace(-1, 1, len(found.logprobs), dtype=found.logprobs.dtype)
+    return (weights * found.logprobs).sum() + (weights.flip(0) ** 2 * found.entropy).sum()
+
+
+@given(data=st.data())
+@settings(max_examples=40, deadline=None)
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float64, 1e-10), (torch.float32, 2e-5)])
+def test_entropy_and_collision_are_those_of_the_distribution_and_their_gradients_too(
+    dtype: torch.dtype, bound: float, data: st.DataObject
+) -> None:
+    """By blocks however the vocabulary is cut, and from all logits at once."""
+    rows, vocabulary = data.draw(st.integers(1, 9)), data.draw(st.integers(1, 20))
+    inputs = problem(
+        dtype, rows=rows, vocabulary=vocabulary, asked=data.draw(st.integers(0, 12)), bias=data.draw(st.booleans())
+    )
+    leaves = [leaf for leaf in inputs[:3] if leaf is not None]
+    how: dict[str, Any] = {
+        "temperature": data.draw(st.sampled_from([1.0, 0.7])),
+        "softcap": data.draw(st.sampled_from([None, 1.5])),
+    }
+    expected = spread_plain(*inputs, **how)
+    gradients = torch.autograd.grad(weighed(expected), leaves)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(heads, "BLOCK", data.draw(st.integers(1, rows * vocabulary + 1)))
+        patch.setattr(heads, "LOGITS", data.draw(st.integers(0, rows * vocabulary)))
+        for found in (
+            predicted(*inputs, **how, spread=True),
+            predicted_plainly(distribution(*inputs[:3], **how), *inputs[3:], spread=True),
+        ):
+            assert found.collision is not None
+            assert not found.collision.requires_grad
+            for mine, true in zip(found, expected, strict=True):
+                torch.testing.assert_close(mine, true, atol=bound, rtol=0)
+            for mine, true in zip(torch.autograd.grad(weighed(found), leaves), gradients, strict=True):
+                torch.testing.assert_close(mine, true, atol=bound, rtol=0)
+
+
+@pytest.mark.parametrize("kept", [0, 40, 1 << 28])
+@pytest.mark.parametrize("softcap", [None, 1.5])
+def test_gradients_of_entropy_are_those_of_finite_differences(
+    monkeypatch: pytest.MonkeyPatch, kept: int, softcap: float | None
+) -> None:
+    """Alone and with the log-probs beside it."""
+    monkeypatch.setattr(heads, "LOGITS", kept)
+    monkeypatch.setattr(heads, "BLOCK", 30)
+    hidden, weight, bias, rows, targets = problem(torch.float64)
+
+    def both(*leaves: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        return predicted(*leaves, rows, targets, temperature=0.7, softcap=softcap, spread=True)[:2]
+
+    assert torch.autograd.gradcheck(lambda *leaves: both(*leaves)[1], (hidden, weight, bias), nondet_tol=1e-12)
+    assert torch.autograd.gradcheck(both, (hidden, weight, bias), nondet_tol=1e-12)
+
+
+def test_impossible_tokens_add_nothing_to_an_entropy() -> None:
+    hidden, weight, bias, rows, targets = problem(torch.float32)
+    inputs = (hidden, weight[2:4], bias[2:4], rows, targets % 2)
+    expected, gradients = spread_plain(*inputs), torch.autograd.grad(weighed(spread_plain(*inputs)), [hidden, weight])
+    with torch.no_grad():
+        bias[:2], bias[4:] = -torch.inf, -torch.inf
+    with pytest.MonkeyPatch.context() as patch:
+        for block in (1, 1 << 22):
+            patch.setattr(heads, "BLOCK", block)
+            for found in (
+                predicted(hidden, weight, bias, rows, targets % 2 + 2, spread=True),
+                predicted_plainly(distribution(hidden, weight, bias), rows, targets % 2 + 2, spread=True),
+            ):
+                for mine, true in zip(found, expected, strict=True):
+                    torch.testing.assert_close(mine, true, atol=1e-5, rtol=0)
+                for mine, true in zip(torch.autograd.grad(weighed(found), [hidden, weight]), gradients, strict=True):
+                    torch.testing.assert_close(mine, true, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("kept", [0, 1 << 28])
+def test_who_only_looks_at_the_entropy_has_the_gradients_of_log_probs_bit_for_bit(
+    monkeypatch: pytest.MonkeyPatch, kept: int
+) -> None:
+    monkeypatch.setattr(heads, "LOGITS", kept)
+    inputs = problem(torch.float32)
+    with_spread = predicted(*inputs, spread=True)
+    assert torch.equal(with_spread.logprobs, chosen_logprobs(*inputs))
+    for mine, true in zip(
+        torch.autograd.grad(with_spread.logprobs.sum(), inputs[:3]),
+        torch.autograd.grad(chosen_logprobs(*inputs).sum(), inputs[:3]),
+        strict=True,
+    ):
+        assert torch.equal(mine, true)
+
+
+def test_the_norm_of_a_tokens_gradient_at_the_logits_follows_from_its_collision() -> None:
+    hidden, weight, bias, rows, targets = problem(torch.float64)
+    logits = distribution(hidden, weight, bias).detach().requires_grad_()
+    found = predicted(hidden, weight, bias, rows, targets, spread=True)
+    for p in range(len(rows)):
+        (gradient,) = torch.autograd.grad(torch.log_softmax(logits, dim=-1)[rows[p], targets[p]], logits)
+        assert found.collision is not None
+        expected = 1 - 2 * found.logprobs[p].exp() + found.collision[p]
+        torch.testing.assert_close(gradient.square().sum(), expected)
 
 
 @pytest.mark.parametrize("kept", [0, 40, 1 << 28])
@@ -236,6 +359,25 @@ def test_models_give_the_same_logprobs_and_gradients_by_blocks(
                 torch.testing.assert_close(mine, expected, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("name", ["llama", "gemma2"])
+def test_models_give_the_same_entropy_by_blocks_packed_or_not(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """The first token of a sequence, which nothing predicts, counts as certain."""
+    model = build(CONFIGS[name])
+    expected = [torch.log_softmax(model(torch.tensor([row])).logits[0] / 0.7, -1).exp() for row in ROWS]
+    entropy = torch.cat([torch.cat([torch.zeros(1), torch.special.entr(p).sum(-1)[:-1]]) for p in expected])
+    collision = torch.cat([torch.cat([torch.ones(1), (p * p).sum(-1)[:-1]]) for p in expected])
+    monkeypatch.setattr(heads, "LOGITS", 100)
+    monkeypatch.setattr(heads, "BLOCK", 90)
+    head = find_head(model)
+    for packed in (False, True):
+        if packed:
+            assert pack_attention(model) is None
+        for model.logprob_head in (None, head):
+            found = token_predictions(model, IDS, CU_SEQLENS, temperature=0.7, share_prefixes=True, spread=True)
+            torch.testing.assert_close(found.entropy, entropy, atol=1e-5, rtol=1e-5)
+            torch.testing.assert_close(found.collision, collision, atol=1e-5, rtol=1e-5)
+
+
 @pytest.mark.parametrize("config", [CohereConfig(**SHAPE, logit_scale=0.1), GraniteConfig(**SHAPE, logits_scaling=8.0)])
 def test_a_model_that_does_more_with_its_logits_is_told_by_them(config: Any) -> None:
     reason = find_head(build(config))
@@ -249,7 +391,7 @@ def test_a_softcap_that_is_not_applied_would_be_told() -> None:
     rows, targets, ids = torch.arange(4), torch.tensor([3, 1, 4, 1]), torch.tensor([[5, 9, 2, 6]])
     with torch.no_grad():
         right, wrong = (call_with_head(model, Head(cap), rows, targets, 1.0, input_ids=ids) for cap in (2.0, None))
-    assert float((right - wrong).abs().max()) > 0.1
+    assert float((right.logprobs - wrong.logprobs).abs().max()) > 0.1
 
 
 def test_the_model_is_its_own_again_afterwards_also_when_it_fails() -> None:
