@@ -8,13 +8,11 @@ and after every act the contract's sums must hold on the reference model.
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field, fields, is_dataclass, replace
-from itertools import zip_longest
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from asyncrl.buffers.audit import ledger_problems
 from asyncrl.buffers.base import (
-    TERMINAL,
     BufferError,
     GroupHeader,
     Lease,
@@ -29,13 +27,10 @@ from asyncrl.buffers.memory import MemoryBuffer
 from asyncrl.buffers.reference.common import CLOCK_STEP_S
 from asyncrl.buffers.reference.model import Model
 from asyncrl.schema import digest
-from asyncrl.staleness import Lineages, Weights, due_test, use_dues
+from asyncrl.staleness import Lineages, Weights
+from tests.buffer.rules import Broken, check_model, check_uses, differences
 
 KEPT_CHECKPOINTS = 2
-
-
-class Broken(AssertionError):
-    """A rule of the contract does not hold."""
 
 
 class Clock:
@@ -97,10 +92,6 @@ class Driver:
     tokens_of: dict[tuple[int, int], list[Weights]] = field(default_factory=dict)  # (ordinal, attempt) -> spans put
     born: int = 0
     acts: int = 0
-
-    @property
-    def most_uses(self) -> int:
-        return self.limits.max_uses
 
     async def every(self, operation: str, *args: Any, **kwargs: Any) -> Any:
         """Call the same operation on all buffers; the same answer, or the same kind of refusal."""
@@ -366,75 +357,13 @@ class Driver:
 
     async def check(self) -> None:
         self.acts += 1
-        check_model(self.buffers[0].model)
-        self._check_uses()
+        model: Model = self.buffers[0].model
+        check_model(model)
+        check_uses(model, self.trained, self.archive, survives=self._survives)
         if len(self.buffers) > 1:
             await self.every("snapshot")
         if self.acts % 10 == 0 and (problems := ledger_problems(*await self.buffers[0].snapshot(), self.limits)):
             raise Broken(f"audit: {problems}")
-
-    def _check_uses(self) -> None:
-        """Relative to the surviving weights, each ticket is trained exactly as often as the ledger says."""
-        model: Model = self.buffers[0].model
-        for ordinal, uses in self.trained.items():
-            surviving = [u for u in uses if self._survives(Weights(u.lineage, u.version + 1))]
-            row = self.archive.get(ordinal) or model.all[ordinal]
-            if surviving != list(row.uses):
-                raise Broken(f"ticket {ordinal}: trained by {surviving} of the surviving weights, ledger: {row}")
-            if len(surviving) > self.most_uses:
-                raise Broken(f"ticket {ordinal} is trained {len(surviving)} times: {surviving}")
-            if row.state is State.TRAINED and not surviving:
-                raise Broken(f"ticket {ordinal} is trained by no surviving weights: {row}")
-        for ordinal, row in self.archive.items():
-            if ordinal in model.all:
-                raise Broken(f"ticket {ordinal} is in the store and in the archive")
-            if row.state not in TERMINAL:
-                raise Broken(f"ticket {ordinal} left the store as {row.state}")
-
-
-def differences(here: Any, there: Any) -> str:
-    """Of two snapshots only what differs."""
-    if not isinstance(here, tuple) or not isinstance(there, tuple) or not is_dataclass(here[0]):
-        return f"{here!r} here, {there!r} there"
-    found = [
-        f"{name}: {getattr(here[0], name)!r} here, {getattr(there[0], name)!r} there"
-        for name in (f.name for f in fields(here[0]))
-        if getattr(here[0], name) != getattr(there[0], name)
-    ]
-    rows = zip_longest(here[1], there[1])
-    return "\n".join([*found, *(f"{mine!r} here,\n{theirs!r} there" for mine, theirs in rows if mine != theirs)])
-
-
-def check_model(model: Model) -> None:
-    """The sums of contract 1 and 8, recomputed from the rows."""
-    limits, tickets = model.limits, list(model.all.values())
-    if (
-        len(tickets) + sum(model.gone.values()) != model.next_ordinal
-        or sum(model.counts().values()) != model.next_ordinal
-    ):
-        raise Broken(f"{model.next_ordinal} tickets, but states sum to {model.counts()}")
-    dues: dict[int, int] = {}
-    for t in tickets:
-        if t.state in (State.ISSUED, State.HELD, State.LEASED):
-            left = use_dues(model.edge(t), limits.max_age, t.left)
-            for step in left[1:] if t.state is State.LEASED else left:
-                dues[step] = dues.get(step, 0) + 1
-    if dues != model.dues:
-        raise Broken(f"dues {model.dues}, the rows say {dues}")
-    issued = sum(t.state is State.ISSUED for t in tickets)
-    if model.reserved != issued * limits.group_bytes:
-        raise Broken(f"{model.reserved} bytes reserved for {issued} issued tickets")
-    if model.held_bytes != sum(t.size for t in tickets if t.state in (State.HELD, State.LEASED)):
-        raise Broken(f"held bytes are {model.held_bytes}")
-    if model.kept_bytes != sum(t.size for t in tickets if t.state is State.TRAINED):
-        raise Broken(f"kept bytes are {model.kept_bytes}")
-    if model.phase == "running" and model.version < limits.max_steps and limits.over_age == "wait":
-        first = model.version + (1 if model.leased else 0)
-        if not due_test(dues, first_step=first, groups_per_step=limits.groups_per_step):
-            raise Broken(f"V {model.version}: due test fails with {dues}")
-    for t in tickets:
-        if t.state is State.STALE and t.reason == "over_age" and limits.over_age == "wait":
-            raise Broken(f"ticket {t.ordinal} expired under `wait`")
 
 
 def random_limits(rng: random.Random, over_age: str) -> Limits:

@@ -17,7 +17,8 @@ from asyncrl.buffers.memory import MemoryBuffer
 from asyncrl.buffers.reference.model import Model
 from asyncrl.buffers.store import open_store
 from asyncrl.staleness import Lineages, Weights
-from tests.buffer.driver import Broken, Clock, Driver, random_limits, random_run
+from tests.buffer.driver import Clock, Driver, random_limits, random_run
+from tests.buffer.rules import Broken
 
 POLICIES = ["wait", "drop", "mask", "requeue"]
 SEEDS = st.integers(0, 2**31)
