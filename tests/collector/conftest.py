@@ -14,6 +14,8 @@ import pytest
 from asyncrl.buffers.base import Lease, Member
 from asyncrl.buffers.limits import Limits
 from asyncrl.buffers.memory import MemoryBuffer
+from asyncrl.collectors import fleet
+from asyncrl.collectors.engines import simulated
 from asyncrl.collectors.service import collect
 from asyncrl.config.convert import convert
 from asyncrl.config.recipe import Recipe
@@ -128,3 +130,18 @@ class Kit:
 @pytest.fixture
 def kit() -> type[Kit]:
     return Kit
+
+
+@pytest.fixture
+def engines(monkeypatch):
+    """Every simulated engine that is built, and fast restarts."""
+    made = []
+
+    class Kept(simulated.SimulatedEngine):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            made.append(self)
+
+    monkeypatch.setattr(simulated, "SimulatedEngine", Kept)
+    monkeypatch.setattr(fleet, "FIRST_BACKOFF_S", 0.01)
+    return made

@@ -1,10 +1,8 @@
-"""The collector with the in-process buffer and simulated engines: tickets, weights, failures, evaluations."""
+"""The collector with the in-process buffer and simulated engines: tickets, outages, weights, filters."""
 
 from __future__ import annotations
 
 import asyncio
-import math
-from collections import Counter
 
 import pytest
 from msgspec import to_builtins
@@ -12,11 +10,8 @@ from msgspec import to_builtins
 from asyncrl.buffers.audit import ledger_problems
 from asyncrl.buffers.base import BufferError, Member, State
 from asyncrl.buffers.memory import MemoryBuffer
-from asyncrl.collectors import fleet
 from asyncrl.collectors.engines import simulated
-from asyncrl.collectors.engines.base import EngineError
 from asyncrl.collectors.fleet import CollectorError
-from asyncrl.collectors.updates import Updates
 from asyncrl.schema import version_range
 from asyncrl.staleness import Weights
 from asyncrl.weights.reach import here
@@ -252,181 +247,6 @@ async def test_weights_that_cannot_be_had_are_reported_and_the_old_ones_go_on_se
         assert buffer.model.members["c0-1"].info["weights"]["error"] == ""
 
 
-# --- engines --------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def engines(monkeypatch):
-    """Every simulated engine that is built, and fast restarts."""
-    made = []
-
-    class Kept(simulated.SimulatedEngine):
-        def __init__(self, *args, **kwargs):
-            super().__init__(*args, **kwargs)
-            made.append(self)
-
-    monkeypatch.setattr(simulated, "SimulatedEngine", Kept)
-    monkeypatch.setattr(fleet, "FIRST_BACKOFF_S", 0.01)
-    return made
-
-
-async def test_a_failed_engine_returns_its_tickets_and_is_started_again(kit, engines):
-    recipe = kit.recipe()
-    buffer = kit.buffer(recipe)
-    learner = kit.learner(buffer)
-    async with kit.collecting(recipe, buffer):
-        await learner.start()
-        for _ in range(3):
-            await learner.step()
-        await engines[-1].close()  # what is asked of it from now on raises EngineError
-        for _ in range(3):
-            await learner.step()
-    assert len(engines) == 2
-    assert (await buffer.stats()).states[State.TRAINED] == 12
-    assert max(ticket.losses for ticket in buffer.model.all.values()) == 1
-
-
-async def test_an_engine_that_fails_again_and_again_ends_the_collector(kit, engines, monkeypatch):
-    async def dies(self, request):
-        raise EngineError("out of memory")
-
-    monkeypatch.setattr(simulated.SimulatedEngine, "generate", dies)
-    recipe = kit.recipe()
-    buffer = kit.buffer(recipe, max_losses=100)
-    await kit.learner(buffer).start()
-    with pytest.raises(CollectorError, match="failed 6 times in a row, last: out of memory"):
-        async with kit.collecting(recipe, buffer) as task:
-            await asyncio.wait({task}, timeout=kit.limit_s)
-    states = Counter(ticket.state for ticket in buffer.model.all.values())
-    assert states == {State.RETURNED: 4}
-
-
-async def test_an_engine_that_hangs_is_noticed_and_started_again(kit, engines, monkeypatch):
-    recipe = kit.recipe(collector={"group_timeout_s": 0.2})
-    buffer = kit.buffer(recipe, member_timeout_s=0.4)
-    learner = kit.learner(buffer)
-    generate = simulated.SimulatedEngine.generate
-
-    async def sometimes(self, request):
-        if self is engines[0]:
-            await asyncio.sleep(kit.limit_s)
-        return await generate(self, request)
-
-    async def close(self):
-        raise EngineError("the decode thread is still in a forward")
-
-    monkeypatch.setattr(simulated.SimulatedEngine, "generate", sometimes)
-    monkeypatch.setattr(simulated.SimulatedEngine, "close", close)
-    async with kit.collecting(recipe, buffer):
-        await learner.start()
-        for _ in range(6):
-            await learner.step()
-    assert len(engines) == 2
-
-
-@pytest.fixture
-def one_fails(monkeypatch):
-    """Of each group the engine gives up on the last member, or refuses it."""
-    generate = simulated.SimulatedEngine.generate
-    ways = {"how": "abort"}
-
-    async def fails(self, request):
-        if request.member != 2:
-            return await generate(self, request)
-        if ways["how"] == "refuse":
-            raise ValueError(f"request {request.id}: too long")
-        running = asyncio.ensure_future(generate(self, request))
-        await asyncio.sleep(0)  # it is submitted then
-        self.abort([request.id])
-        return await running
-
-    monkeypatch.setattr(simulated.SimulatedEngine, "generate", fails)
-    return ways
-
-
-@pytest.mark.parametrize(("how", "failure"), [("abort", "engine_aborted"), ("refuse", "request_refused")])
-async def test_a_group_goes_without_members_that_the_engine_failed(kit, one_fails, how, failure):
-    one_fails["how"] = how
-    recipe = kit.recipe(collector={"group_size": 3, "min_members": 2})
-    buffer = kit.buffer(recipe)
-    learner = kit.learner(buffer)
-    async with kit.collecting(recipe, buffer):
-        await learner.start()
-        for batch in [*await learner.step(), *await learner.step()]:
-            assert batch.column("failure").to_pylist() == ["", "", failure]
-            assert [math.isnan(reward) for reward in batch.column("reward").to_pylist()] == [False, False, True]
-    assert max(ticket.losses for ticket in buffer.model.all.values()) == 0
-
-
-@pytest.mark.parametrize(("how", "ended"), [("abort", "failed/poison"), ("refuse", "failed/request_refused")])
-async def test_without_min_members_every_member_must_be_answered(kit, one_fails, how, ended):
-    one_fails["how"] = how
-    recipe = kit.recipe(collector={"group_size": 3})
-    buffer = kit.buffer(recipe)
-    async with kit.collecting(recipe, buffer) as task:
-        await kit.learner(buffer).start()
-        await kit.until(lambda: buffer.model.reasons.get(ended, 0) >= 4, task)
-    assert buffer.model.all[0].header is None
-
-
-async def test_groups_spread_over_engines_and_the_oldest_weights_are_reported(kit, engines):
-    recipe = kit.recipe(
-        collector={"engines": 2, "engine": {"type": "simulated", "slots": 4, "token_s": 0.001, "mean_tokens": 10.0}}
-    )
-    buffer = kit.buffer(recipe)
-    learner = kit.learner(buffer)
-    async with kit.collecting(recipe, buffer):
-        await learner.start()
-        for _ in range(6):
-            await learner.step()
-    used = {name for batches in learner.batches.values() for b in batches for name in b.column("engine").to_pylist()}
-    assert used == {"c0/0", "c0/1"}
-    for batches in learner.batches.values():
-        for batch in batches:
-            assert len(set(batch.column("engine").to_pylist())) == 1
-
-
-async def test_a_ticket_taken_away_is_dropped_and_its_slots_are_free(kit):
-    """No token within the ticket's own limit: the run takes both back and issues them again."""
-    recipe = kit.recipe(collector={"engine": {"type": "simulated", "slots": 4, "token_s": 5.0}})
-    buffer = kit.buffer(recipe, member_timeout_s=0.4, ticket_progress_s=0.3)
-    async with kit.collecting(recipe, buffer) as task:
-        await kit.learner(buffer).start()
-
-        def revoked():
-            member = buffer.model.members.get("c0-1")
-            return member is not None and member.info.get("failures", {}).get("revoked", 0) >= 2
-
-        await kit.until(revoked, task)
-        await kit.until(lambda: [t.attempt for t in buffer.model.all.values()] == [1, 1], task)
-    assert [ticket.losses for ticket in buffer.model.all.values()] == [1, 1]
-
-
-@pytest.mark.parametrize("policy", ["drop", "requeue"])
-async def test_cancelled_work_reaches_the_engine_which_samples_nothing_more_of_it(kit, engines, monkeypatch, policy):
-    """Ticket 0 never ends by itself; at version 2 its tokens of version 0 are over age."""
-    length = simulated.relative_length
-    monkeypatch.setattr(
-        simulated, "relative_length", lambda seed, ticket, *rest: 1e6 if ticket == 0 else length(seed, ticket, *rest)
-    )
-    recipe = kit.recipe(buffer={"over_age": policy})
-    buffer = kit.buffer(recipe, over_age=policy)
-    learner = kit.learner(buffer)
-    async with kit.collecting(recipe, buffer) as task:
-        await learner.start()
-        await kit.until(lambda: engines and engines[0].progress("0.0.0") > 0, task)
-        await learner.step()
-        assert engines[0].progress("0.0.1") > 0
-        await learner.step()
-        await kit.until(lambda: engines[0].progress("0.0.0") == engines[0].progress("0.0.1") == 0, task)
-        if policy == "requeue":
-            await kit.until(lambda: engines[0].progress("0.1.0") > 0, task)  # the next attempt, in the same slots
-    stats = await buffer.stats()
-    lost = "stale/over_age" if policy == "drop" else "returned/over_age"
-    assert stats.lost_tokens[lost] > 0
-    assert stats.returns.get("over_age", 0) == (1 if policy == "requeue" else 0)
-
-
 # --- filters --------------------------------------------------------------------------------------------------------
 
 
@@ -461,72 +281,3 @@ async def test_without_dynamic_sampling_the_same_groups_are_trained(kit):
         batches = [batch for _ in range(6) for batch in await learner.step()]
     assert any(len(set(batch.column("reward").to_pylist())) == 1 for batch in batches)
     assert (await buffer.stats()).states[State.FILTERED] == 0
-
-
-# --- evaluation -----------------------------------------------------------------------------------------------------
-
-
-async def _evaluate_while_weights_change(kit):
-    engine = {"type": "simulated", "slots": 8, "token_s": 0.001, "mean_tokens": 300.0, "cv": 0.0}
-    recipe = kit.recipe(collector={"engine": engine})
-    buffer = kit.buffer(recipe)
-    learner = kit.learner(buffer)
-    async with kit.collecting(recipe, buffer) as task:
-        await learner.start()
-        await buffer.request_evaluation({"id": "eval-1-0", "weights": [1, 0], "prompts": 4, "samples": 3})
-        await kit.until(lambda: buffer.model.evaluation_claim == "c0-1", task)
-        buffer.model.version = 1
-        learner.weights = Weights(1, 1)
-        await learner.announce()
-        async with asyncio.timeout(kit.limit_s):
-            while (result := await buffer.evaluation("eval-1-0", wait_s=0.1)) is None:
-                if task.done():
-                    task.result()
-        await kit.until(lambda: buffer.model.members["c0-1"].serving == Weights(1, 1), task)
-        return result
-
-
-async def test_an_evaluation_holds_the_weights_it_evaluates(kit):
-    result = await _evaluate_while_weights_change(kit)
-    assert result["weights"] == [1, 0]
-    assert (result["n"], result["unscored"]) == (3, 0)  # one held-out row, three samples
-    assert result["success"] == sum(answer["reward"] for answer in result["answers"]) / 3
-    assert set(result["answers"][0]) == {"row_id", "prompt", "answer", "expected", "reward", "failure", "finish_reason"}
-
-
-async def test_without_the_hold_an_evaluation_would_mix_weights(kit, monkeypatch):
-    """Negative control of the test above."""
-
-    class Open:
-        async def __aenter__(self):
-            return None
-
-        async def __aexit__(self, *error):
-            return None
-
-    init = Updates.__init__
-
-    def unheld(self, *args, **kwargs):
-        init(self, *args, **kwargs)
-        self.hold = Open()
-
-    monkeypatch.setattr(Updates, "__init__", unheld)
-    with pytest.raises(CollectorError, match=r"an answer has tokens of \[\(1, 1\)\]"):
-        await _evaluate_while_weights_change(kit)
-
-
-async def test_an_evaluation_of_weights_to_come_waits_for_them(kit):
-    recipe = kit.recipe()
-    buffer = kit.buffer(recipe)
-    learner = kit.learner(buffer)
-    async with kit.collecting(recipe, buffer):
-        await learner.start()
-        for _ in range(6):
-            await learner.step(announce=False)
-            if learner.weights.version == 6:
-                await buffer.request_evaluation({"id": "last", "weights": [1, 6], "prompts": 1, "samples": 1})
-                assert await buffer.evaluation("last", wait_s=0.05) is None
-            await learner.announce()
-        result = await buffer.evaluation("last", wait_s=kit.limit_s)
-        assert result is not None
-        assert result["n"] == 1

@@ -1,0 +1,79 @@
+"""Evaluations that a collector makes beside training: of the weights that were asked for, and no others."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from asyncrl.collectors.fleet import CollectorError
+from asyncrl.collectors.updates import Updates
+from asyncrl.staleness import Weights
+
+pytestmark = pytest.mark.asyncio
+
+
+async def _evaluate_while_weights_change(kit):
+    engine = {"type": "simulated", "slots": 8, "token_s": 0.001, "mean_tokens": 300.0, "cv": 0.0}
+    recipe = kit.recipe(collector={"engine": engine})
+    buffer = kit.buffer(recipe)
+    learner = kit.learner(buffer)
+    async with kit.collecting(recipe, buffer) as task:
+        await learner.start()
+        await buffer.request_evaluation({"id": "eval-1-0", "weights": [1, 0], "prompts": 4, "samples": 3})
+        await kit.until(lambda: buffer.model.evaluation_claim == "c0-1", task)
+        buffer.model.version = 1
+        learner.weights = Weights(1, 1)
+        await learner.announce()
+        async with asyncio.timeout(kit.limit_s):
+            while (result := await buffer.evaluation("eval-1-0", wait_s=0.1)) is None:
+                if task.done():
+                    task.result()
+        await kit.until(lambda: buffer.model.members["c0-1"].serving == Weights(1, 1), task)
+        return result
+
+
+async def test_an_evaluation_holds_the_weights_it_evaluates(kit):
+    result = await _evaluate_while_weights_change(kit)
+    assert result["weights"] == [1, 0]
+    assert (result["n"], result["unscored"]) == (3, 0)  # one held-out row, three samples
+    assert result["success"] == sum(answer["reward"] for answer in result["answers"]) / 3
+    assert set(result["answers"][0]) == {"row_id", "prompt", "answer", "expected", "reward", "failure", "finish_reason"}
+
+
+async def test_without_the_hold_an_evaluation_would_mix_weights(kit, monkeypatch):
+    """Negative control of the test above."""
+
+    class Open:
+        async def __aenter__(self):
+            return None
+
+        async def __aexit__(self, *error):
+            return None
+
+    init = Updates.__init__
+
+    def unheld(self, *args, **kwargs):
+        init(self, *args, **kwargs)
+        self.hold = Open()
+
+    monkeypatch.setattr(Updates, "__init__", unheld)
+    with pytest.raises(CollectorError, match=r"an answer has tokens of \[\(1, 1\)\]"):
+        await _evaluate_while_weights_change(kit)
+
+
+async def test_an_evaluation_of_weights_to_come_waits_for_them(kit):
+    recipe = kit.recipe()
+    buffer = kit.buffer(recipe)
+    learner = kit.learner(buffer)
+    async with kit.collecting(recipe, buffer):
+        await learner.start()
+        for _ in range(6):
+            await learner.step(announce=False)
+            if learner.weights.version == 6:
+                await buffer.request_evaluation({"id": "last", "weights": [1, 6], "prompts": 1, "samples": 1})
+                assert await buffer.evaluation("last", wait_s=0.05) is None
+            await learner.announce()
+        result = await buffer.evaluation("last", wait_s=kit.limit_s)
+        assert result is not None
+        assert result["n"] == 1
