@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 import xxhash
 
@@ -76,11 +77,11 @@ class DeltaSender(FolderSender):
         baseline, delta = self._chain.baseline, self._encode(data, manifest)
         whole = delta is None or self._chain.anchor_is_due
         more: dict[str, Parts] = {} if delta is None else {DELTA: delta.parts}
-        checksum = self._put(image, data, manifest, whole=whole, more=more)
+        offer = self._put(image, data, manifest, whole=whole, more=more)
         link = Link(
             lineage=image.weights.lineage,
             version=image.weights.version,
-            manifest_checksum=checksum,
+            manifest_checksum=offer.manifest_checksum,
             whole_bytes=manifest.nbytes if whole else 0,
             base=None if delta is None or baseline is None else baseline.weights,
             delta_bytes=0 if delta is None else delta.nbytes,
@@ -96,16 +97,7 @@ class DeltaSender(FolderSender):
         self._deltas += delta is not None
         self._bytes += link.delta_bytes
         self._offered.append(tuple(link.weights for link in chain))
-        return DeltaOffer(
-            transport="delta",
-            lineage=image.weights.lineage,
-            version=image.weights.version,
-            url=self._depot.url,
-            checksum=image.manifest.checksum,
-            nbytes=manifest.nbytes,
-            manifest_checksum=checksum,
-            chain=chain,
-        )
+        return DeltaOffer(**msgspec.structs.asdict(offer), chain=chain)
 
     def _needed(self) -> Collection[Weights]:
         return {link.weights for link in self._chain.candidates}.union(*self._offered)

@@ -32,17 +32,7 @@ class FileSender(FolderSender):
     transport: Transport = "file"
 
     def _publish(self, image: Image, data: Bytes, recipients: Sequence[Recipient]) -> FolderOffer:
-        manifest = with_checksums(image.manifest, data)
-        checksum = self._put(image, data, manifest, whole=True, more={})
-        return FolderOffer(
-            transport="file",
-            lineage=image.weights.lineage,
-            version=image.weights.version,
-            url=self._depot.url,
-            checksum=image.manifest.checksum,
-            nbytes=manifest.nbytes,
-            manifest_checksum=checksum,
-        )
+        return self._put(image, data, with_checksums(image.manifest, data), whole=True, more={})
 
     def _needed(self) -> Collection[Weights]:
         return ()
@@ -125,9 +115,11 @@ def verify_tensors(tensors: Sequence[TensorSpec], image: Bytes, where: str) -> N
 
 
 def staged(stored: Stored, image: Bytes, checksum: str) -> StagedWeights:
-    """The tensors in `image`, which is theirs from now on. checksum: as published."""
+    """The tensors in `image`, which is theirs from now on. checksum: of what is served, as published."""
     manifest = stored.manifest
-    return StagedWeights(stored.weights, tensors_in(image, manifest), manifest.tied, checksum)
+    return StagedWeights(
+        stored.weights, tensors_in(image, manifest), manifest.tied, checksum, adapter=manifest.adapter
+    )
 
 
 def _check_file(depot: Depot, name: str, shard: Shard, where: str) -> None:

@@ -30,7 +30,7 @@ class FolderOffer(msgspec.Struct, frozen=True, kw_only=True):
     lineage: int
     version: int
     url: str  # of the run's folder
-    checksum: str  # of the version as published; "" where it was published without
+    checksum: str  # of what is served, as published; "" where it was published without
     nbytes: int  # of all tensors
     manifest_checksum: str  # xxh3_64 hex of the bytes of manifest.json
 
@@ -60,9 +60,11 @@ class FolderSender(NewestSender):
     def _needed(self) -> Collection[Weights]:
         """The versions that the announced offer needs besides its own."""
 
-    def _put(self, image: Image, data: Bytes, manifest: Manifest, *, whole: bool, more: Mapping[str, Parts]) -> str:
-        """Write one version's folder: its tensors if `whole`, the files `more`, its manifest.json, of which the xxh3_64
-        is returned. manifest: the image's, with checksums."""
+    def _put(
+        self, image: Image, data: Bytes, manifest: Manifest, *, whole: bool, more: Mapping[str, Parts]
+    ) -> FolderOffer:
+        """Write one version's folder: its tensors if `whole`, the files `more`, its manifest.json. manifest: the image's,
+        with checksums."""
         stored = Stored(
             run=self._run, writer=self._writer, lineage=image.weights.lineage, version=image.weights.version,
             whole=whole, manifest=manifest,
@@ -82,7 +84,15 @@ class FolderSender(NewestSender):
         self._bytes += len(encoded)
         self._written.append(image.weights)
         self._point(image.weights)
-        return xxhash.xxh3_64_hexdigest(encoded)
+        return FolderOffer(
+            transport=self.transport,
+            lineage=image.weights.lineage,
+            version=image.weights.version,
+            url=self._depot.url,
+            checksum=image.manifest.served,
+            nbytes=manifest.nbytes,
+            manifest_checksum=xxhash.xxh3_64_hexdigest(encoded),
+        )
 
     def _content(self, data: Bytes, shard: Shard) -> Iterator[bytes | memoryview]:
         yield shard.header
