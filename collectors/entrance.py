@@ -10,13 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
-from dataclasses import replace
 
-import numpy as np
-
-from asyncrl.collectors.engines.base import Completion, Engine, Request, Span
-from asyncrl.collectors.engines.spans import token_versions
+from asyncrl.collectors.engines.base import Completion, Engine, Request
+from asyncrl.collectors.engines.parts import continued, joined
 
 
 class Entrance:
@@ -92,37 +88,3 @@ class Entrance:
             self._inside.discard(request.id)
             if not self._inside:
                 self._empty.set()
-
-
-def continued(request: Request, part: Completion) -> Request:
-    """The request for what `part` of its answer leaves to sample."""
-    count = len(part.token_ids)
-    return replace(
-        request,
-        token_ids=(*request.token_ids, *part.token_ids.tolist()),
-        sampling=replace(request.sampling, max_tokens=request.sampling.max_tokens - count),
-        position=request.position + count,
-    )
-
-
-def joined(parts: Sequence[Completion]) -> Completion:
-    """One answer of its parts, in order: one span a stretch, also where the weights did not change in the end."""
-    if len(parts) == 1:
-        return parts[0]
-    spans: list[Span] = []
-    start = 0
-    for part in parts:
-        for span in part.spans:
-            span = replace(span, start=start + span.start, end=start + span.end)
-            if spans and (spans[-1].weights, spans[-1].checksum) == (span.weights, span.checksum):
-                span = replace(span, start=spans.pop().start)
-            spans.append(span)
-        start += len(part.token_ids)
-    return replace(
-        parts[-1],
-        token_ids=np.concatenate([part.token_ids for part in parts]),
-        logprobs=np.concatenate([part.logprobs for part in parts]),
-        versions=token_versions(spans),
-        spans=tuple(spans),
-        first_token=next((part.first_token for part in parts if part.first_token), 0.0),
-    )
