@@ -7,6 +7,7 @@ prefilled together, left-padded; equal prompts (the members of a group) are pref
 from __future__ import annotations
 
 import inspect
+import logging
 import math
 import time
 from collections.abc import Iterator, Sequence
@@ -17,9 +18,12 @@ from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import Cache
 
 from asyncrl.collectors.engines.base import Completion, EngineError, FinishReason, Request
+from asyncrl.collectors.engines.head import widen_head
 from asyncrl.collectors.engines.kv import KeysValues, SlotCache
 from asyncrl.collectors.engines.sampling import draw, uniforms
 from asyncrl.collectors.engines.spans import Served, Stretches, token_versions
+
+log = logging.getLogger(__name__)
 
 _PREFILL_TOKENS = 8192
 """Padded tokens of one prefill forward, at most (one longer prompt goes alone): bounds its activations, and how long
@@ -84,9 +88,14 @@ class Generation:
 
 
 class Decoder:
-    """The running requests, one row of the cache each. Every method leaves rows and `running` in step."""
+    """The running requests, one row of the cache each. Every method leaves rows and `running` in step. From its making
+    on the logits of `model` are float32, where that can be had (logged where not)."""
 
     def __init__(self, model: PreTrainedModel, *, slots: int) -> None:
+        if (reason := widen_head(model)) is not None and model.dtype != torch.float32:
+            log.warning(
+                "%s computes its logits, and with them log-probs, in %s: %s", model.name_or_path, model.dtype, reason
+            )
         self.running: list[Generation] = []
         self.sampled = 0  # tokens, since the start
         self._model = model
@@ -161,7 +170,7 @@ class Decoder:
                 f"{type(error).__name__}: {error}"
             ) from error
         # The mean over the vocabulary: single entries are off by far more than a rounding step in 16 bits.
-        limit = 1e-3 if found.dtype == torch.float32 else 0.1
+        limit = 1e-3 if self._model.dtype == torch.float32 else 0.1
         difference = float((found.float().log_softmax(-1) - expected.float().log_softmax(-1)).abs().mean())
         if not difference <= limit:
             raise EngineError(
