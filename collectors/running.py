@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from asyncrl.buffers.base import FailKind, Ticket
 from asyncrl.collectors.engines.base import Completion, Engine, Request
 from asyncrl.collectors.fleet import Host
+from asyncrl.rewards.pool import Score
 from asyncrl.staleness import Weights
 
 
@@ -32,7 +33,7 @@ class Running:
     touched: set[Weights]  # served while its requests decoded: its spans are among them
     started: float = field(default_factory=time.monotonic)
     sampled: dict[str, int] = field(default_factory=dict)  # finished request -> tokens
-    rewards: list[float] = field(default_factory=list)  # of the members that have ended; NaN = unscored
+    scores: list[Score] = field(default_factory=list)  # of the members that have ended
     ended: TicketEnded | None = None  # why it ends or ended without a group; set once
     tokens_at_end: int = 0
     task: asyncio.Task[None] | None = None

@@ -23,6 +23,7 @@ from asyncrl.collectors.fleet import CollectorError
 from asyncrl.collectors.rollout import Prompt, Prompts, SimulatedPrompts, TaskPrompts
 from asyncrl.config.recipe import Recipe, SimulatedEngine
 from asyncrl.rewards.pool import Score, VerifierPool
+from asyncrl.rewards.shaping import OUTCOME
 from asyncrl.schema import Group, Trajectory, VersionSpan
 from asyncrl.tasks.base import Answer
 from asyncrl.tasks.verify import verifier_pool
@@ -31,7 +32,7 @@ ENGINE_ERROR = "engine_error"  # the engine ended this one request with an error
 ABORTED = "engine_aborted"  # the engine ended it for reasons of its own
 REFUSED = "request_refused"  # the engine cannot serve it exactly
 
-ZERO_VARIANCE = "zero_variance"  # all rewards are equal: the group has nothing to tell its members apart by
+ZERO_VARIANCE = "zero_variance"  # all outcomes or rewards are equal: nothing tells the members of the group apart
 
 
 class Scorer(Protocol):
@@ -90,6 +91,7 @@ def task_parts(recipe: Recipe, model_path: Path | None) -> tuple[Prompts, Scorer
     pool = verifier_pool(
         recipe.task,
         seed=recipe.run.seed,
+        max_tokens=recipe.collector.sampling.max_tokens,
         workers=recipe.collector.score_workers,
         timeout_s=recipe.collector.score_timeout_s,
     )
@@ -133,8 +135,13 @@ def trajectory(prompt: Prompt, request: Request, completion: Completion, score: 
         done=completion.done,
         scored=scored_at,
         seed=request.seed,
-        info={"error": completion.error} if completion.error else {},
+        info={**({"error": completion.error} if completion.error else {}), **_outcome(score)},
     )
+
+
+def _outcome(score: Score) -> dict[str, float]:
+    """What success is measured by, where it is not the reward that is trained on."""
+    return {} if score.plain is None else {OUTCOME: score.plain}
 
 
 def nothing_sampled(error: str) -> Completion:
@@ -164,7 +171,9 @@ def unusable(
 ) -> tuple[FailKind, str] | None:
     """Why a finished group cannot be trained and what becomes of its ticket, None if it can.
 
-    filtering: leave out groups whose scored members have the same reward (DAPO's dynamic sampling, arXiv 2503.14476).
+    filtering: leave out groups whose scored members are all right or all wrong: of the same outcome, as in DAPO's
+    dynamic sampling (arXiv 2503.14476, eq. 11), though shaping may tell them apart. Also those of the same reward, of
+    which nothing can be learnt.
     min_members: scored ones it needs; None: one. With too few the most common failure names the reason; if the engine
     aborted some, the prompt may do better elsewhere. All members have ended by now: a group that was taken as soon as
     enough were there would be one of short answers.
@@ -178,7 +187,9 @@ def unusable(
         return "data", f"{'too_few_members' if rewards else 'unscored'}/{failure}"
     if not any(row.loss_mask.any() for row in trajectories):
         return "data", "empty"
-    return ("filtered", ZERO_VARIANCE) if filtering and min(rewards) == max(rewards) else None
+    outcomes = [row.info.get(OUTCOME, row.reward) for row in trajectories if not math.isnan(row.reward)]
+    flat = min(rewards) == max(rewards) or min(outcomes) == max(outcomes)
+    return ("filtered", ZERO_VARIANCE) if filtering and flat else None
 
 
 def hand_over(

@@ -226,7 +226,7 @@ class Session:
     async def _beat(self) -> Beat:
         async with self._beating:
             served = self.fleet.oldest
-            progress = {key: group.tokens + len(group.rewards) for key, group in self.groups.items()}
+            progress = {key: group.tokens + len(group.scores) for key, group in self.groups.items()}
             beat = await self._store(
                 lambda: self.buffer.beat(
                     self.member,
@@ -378,7 +378,7 @@ class Session:
             )
         finally:
             del self.scoring[request.id]
-        group.rewards.append(score.reward)
+        group.scores.append(score)
         self.scored += 1
         if score.failure:
             self.failures[score.failure] += 1
@@ -428,7 +428,10 @@ class Session:
                 reason=end.reason,
                 tokens=group.tokens_at_end if group else 0,
                 seconds=self._seconds(group) if group else 0.0,
-                reward=mean_reward(group.rewards) if group else None,
+                # What is filtered is so for its outcomes: their mean says whether prompts are too easy or too hard.
+                reward=mean_reward(s.outcome if kind == "filtered" else s.reward for s in group.scores)
+                if group
+                else None,
                 length=group.tokens_at_end / len(group.requests) if group else 0.0,
             )
         )

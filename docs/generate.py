@@ -44,6 +44,9 @@ EXAMPLES = {
     "CustomTask.type": "my_task:MyTask",
     "Fallback.url": "/nfs/asyncrl/weights",
     "TokenAge.max_age": 2,
+    "Format.pattern": r"<think>.*</think>.*",
+    "Length.target_tokens": 512,
+    "Overlong.buffer_tokens": 1024,
 }
 """Values shown for keys that have no default."""
 
@@ -86,9 +89,15 @@ def _blocks(path: list[str], members: tuple[type[Section], ...]) -> list[tuple[l
         found.append((path, member))
         for key, hint in _hints(member).items():
             inner = _sections(hint)
-            alternatives = inner if _optional(hint) else inner[1:]
-            found += _blocks([*path, key], alternatives)
+            alternatives = inner if _may_be_none(member, key) else inner[1:]
+            found += [block for block in _blocks([*path, key], alternatives) if block not in found]
     return found
+
+
+def _may_be_none(member: type[Section], key: str) -> bool:
+    """Whether a key that holds sections may have none, or has an empty list, so that its own block shows none."""
+    field = next(field for field in msgspec.structs.fields(member) if field.name == key)
+    return _optional(_hints(member)[key]) or field.default_factory is list
 
 
 def _intro(member: type[Section]) -> list[str]:
@@ -110,7 +119,7 @@ def _lines(member: type[Section], indent: str) -> list[Line]:
     for field in msgspec.structs.fields(member):
         hint, comment = hints[field.name], comments.get(field.name, "")
         inner = _sections(hint)
-        if inner and not _optional(hint):
+        if inner and not _may_be_none(member, field.name):
             lines.append((f"{indent}{field.name}:", comment))
             if typing.get_origin(hint) is list:
                 first, *rest = _lines(inner[0], indent + "    ")
@@ -149,11 +158,12 @@ def _values(hint: Any) -> str:
 
 
 def _comments(member: type[Section]) -> dict[str, str]:
-    """The comment behind each field of a struct."""
+    """The comment behind each field of a struct, also of those that it inherits."""
+    base = member.__base__
+    found = _comments(base) if base is not None and issubclass(base, Section) else {}
     lines, _ = inspect.getsourcelines(member)
     (definition,) = ast.parse("".join(lines)).body
     assert isinstance(definition, ast.ClassDef)
-    found = {}
     for statement in definition.body:
         if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
             written = lines[statement.lineno - 1 : statement.end_lineno]

@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncrl.config.recipe import Recipe, SingleTurnTask
+from asyncrl.config.recipe import Recipe
 from asyncrl.schema import Packed
 
 Kind = Literal["group-mean-std", "group-mean", "leave-one-out"]
@@ -84,7 +84,7 @@ def compared(packed: Packed, recipe: Recipe) -> Advantages:
     if kind == "raw":
         return replace(advantages(rewards, groups, "group-mean"), values=np.where(np.isnan(rewards), 0.0, rewards))
     if kind == "gdpo":
-        return _gdpo(packed, part_weights(recipe))
+        return _gdpo(packed, part_weights(recipe), scale=recipe.task.reward_scale)
     within: dict[str | None, Kind] = {
         "group-mean-std": "group-mean-std",
         "group-mean-batch-std": "group-mean",
@@ -97,11 +97,10 @@ def compared(packed: Packed, recipe: Recipe) -> Advantages:
 
 def part_weights(recipe: Recipe) -> dict[str, float]:
     """Of each reward part, as far as the recipe has them; the others weigh 1."""
-    task = recipe.task
-    return {part.type: part.weight for part in task.rewards} if isinstance(task, SingleTurnTask) else {}
+    return {part.type: part.weight for part in recipe.task.rewards}
 
 
-def _gdpo(packed: Packed, weights: dict[str, float]) -> Advantages:
+def _gdpo(packed: Packed, weights: dict[str, float], *, scale: float) -> Advantages:
     parts: dict[str, NDArray[np.float64]] = {}
     for row, found in enumerate(packed.table.column("reward_parts").to_pylist()):
         for name, value in found:
@@ -109,7 +108,7 @@ def _gdpo(packed: Packed, weights: dict[str, float]) -> Advantages:
             part[row] = np.nan if value is None or np.isnan(packed.rewards[row]) else value
     summed = sum((weights.get(name, 1.0) * part for name, part in parts.items()), np.zeros(len(packed.rewards)))
     scored = ~np.isnan(packed.rewards)
-    if not np.allclose(summed[scored], packed.rewards[scored], rtol=1e-6, atol=1e-9):
+    if not np.allclose(scale * summed[scored], packed.rewards[scored], rtol=1e-6, atol=1e-9):
         raise ValueError(
             f"objective.advantage is gdpo, but the parts {', '.join(sorted(parts))} do not add up to the reward: it "
             "knows no part_weights of a task's own class. Let score return parts that are multiplied already"

@@ -19,6 +19,7 @@ from asyncrl.config.recipe import (
     SingleTurnTask,
     WeightsConfig,
 )
+from asyncrl.config.reward_checks import check_rewards
 from asyncrl.config.secrets import masked
 
 URL_SCHEMES = ("redis", "rediss", "unix", "memory")
@@ -36,6 +37,7 @@ def check(recipe: Recipe) -> None:
     _check_sampling(recipe)
     _check_learner(recipe)
     check_objective(recipe)
+    check_rewards(recipe)
     _check_weights(recipe.weights)
     _check_times(recipe)
 
@@ -102,8 +104,6 @@ def _check_task(recipe: Recipe) -> None:
     task = recipe.task
     if isinstance(task, CustomTask) and not _CLASS.fullmatch(task.type):
         raise RecipeError(f"task.type is {quoted(task.type)}; write module:Class, such as my_task:MyTask")
-    if isinstance(task, SingleTurnTask) and not task.rewards:
-        raise RecipeError("task.rewards is []; name at least one, such as [{type: exact}]")
     if isinstance(task, ReverseTask):
         shortest, longest = task.digits
         if shortest > longest:

@@ -11,6 +11,7 @@ import msgspec
 from msgspec import Meta, field
 
 from asyncrl.config.objective import Objective
+from asyncrl.config.rewards import Exact, Rewarded, RewardPart, Scored
 from asyncrl.config.section import NonNegative, Positive, Seconds, Section, Several
 
 BUILTIN_MODELS = ("builtin:tiny", "builtin:smollm2-135m")
@@ -59,36 +60,29 @@ class DataSource(Section, frozen=True, kw_only=True):
     shuffle: bool = True  # by run.seed and epoch; false: order of the file
 
 
-class RewardPart(Section, frozen=True, kw_only=True):
-    """A named part of the reward."""
-
-    type: Literal["exact"]  # the stripped answer equals the row's, and the model ended it itself
-    weight: float = 1.0  # the reward is the weighted sum of the parts
-
-
-class ReverseTask(Section, frozen=True, kw_only=True):
+class ReverseTask(Scored, frozen=True, kw_only=True):
     """Built in: write a string of digits backwards."""
 
     type: Literal["reverse"] = "reverse"
     digits: tuple[Positive, Positive] = (3, 6)  # shortest and longest string
 
 
-class UppercaseTask(Section, frozen=True, kw_only=True):
+class UppercaseTask(Scored, frozen=True, kw_only=True):
     """Built in: write a common word in capitals, after two examples; for real models that are small."""
 
     type: Literal["uppercase"] = "uppercase"
 
 
-class SingleTurnTask(Section, frozen=True, kw_only=True):
+class SingleTurnTask(Rewarded, frozen=True, kw_only=True):
     """Prompts and answers from JSONL files; `data.train` has no default."""
 
     type: Literal["single-turn"] = "single-turn"
     data: DataSource
     system_prompt: str | None = None  # goes before rows that bring no system message
-    rewards: list[RewardPart] = field(default_factory=lambda: [RewardPart(type="exact")])
+    rewards: list[RewardPart] = field(default_factory=lambda: [Exact()])
 
 
-class CustomTask(Section, frozen=True, kw_only=True):
+class CustomTask(Scored, frozen=True, kw_only=True):
     """A class of your own (`docs/tasks.md`)."""
 
     type: str  # module:Class, importable from the working folder

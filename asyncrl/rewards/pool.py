@@ -25,7 +25,8 @@ from typing import Any
 
 import msgspec
 
-from asyncrl.rewards.parts import DIED, FAILURES, INVALID, TIMEOUT, Verdict, odd_names, weighted_sum
+from asyncrl.rewards.parts import DIED, FAILURES, INVALID, TIMEOUT, Verdict, odd_names
+from asyncrl.rewards.shaping import Rule
 from asyncrl.rewards.worker import HEADER, Ready, Scored, Start
 
 logger = logging.getLogger(__name__)
@@ -43,11 +44,20 @@ class VerifierError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """`parts` by name, None where one has no finite number. `reward` NaN = unscored; `failure` says why, else ""."""
+    """`parts` by name, None where one has no finite number. `reward` NaN = unscored; `failure` says why, else "".
+
+    plain: the reward without shaping, scale and clip, where it has any; None: it is the reward.
+    """
 
     parts: dict[str, float | None]
     reward: float
     failure: str
+    plain: float | None = None
+
+    @property
+    def outcome(self) -> float:
+        """What success is measured by; NaN = unscored."""
+        return self.reward if self.plain is None else self.plain
 
 
 class VerifierPool:
@@ -55,13 +65,17 @@ class VerifierPool:
 
     `factory` is "module:function", imported by the worker, returning a `worker.Scorer`; `arguments` hold JSON values.
     `timeout_s` limits one call from the moment a worker gets to it: the wait for that does not count, and is bounded
-    because every call ahead of it is. `counts` has one entry per failure class, and "scored".
+    because every call ahead of it is. `rule` makes rewards of parts; None: their weighted sum. `counts` has one entry
+    per failure class, and "scored".
     """
 
-    def __init__(self, factory: str, arguments: dict[str, Any], *, workers: int, timeout_s: float) -> None:
+    def __init__(
+        self, factory: str, arguments: dict[str, Any], *, workers: int, timeout_s: float, rule: Rule | None = None
+    ) -> None:
         self.counts: dict[str, int] = dict.fromkeys(("scored", *FAILURES), 0)
         self._start = msgspec.msgpack.encode(Start(factory, arguments, list(sys.path)))
         self._timeout_s = timeout_s
+        self._rule = rule
         self._slots = [_Slot() for _ in range(workers)]
         self._idle: deque[_Slot] = deque()
         self._waiting: deque[_Call] = deque()
@@ -184,18 +198,24 @@ class VerifierPool:
             slot.worker = None
 
     def _finish(self, verdict: Verdict, weights: Mapping[str, float]) -> Score:
+        rule = self._rule or Rule()
+        reward = outcome = math.nan
         if not verdict.failure:
+            reward, outcome = rule.reward(verdict.parts, weights), rule.outcome(verdict.parts, weights)
             if complaint := odd_names(verdict.parts, self._names, weights):
                 verdict = Verdict(verdict.parts, INVALID, complaint)
+            elif not (math.isfinite(reward) and math.isfinite(outcome)):
+                verdict = Verdict(verdict.parts, INVALID, f"the weighted sum of the parts {verdict.parts} is no number")
             else:
                 self._names = tuple(verdict.parts)
-        outcome = verdict.failure or "scored"
-        self.counts[outcome] += 1
-        if verdict.failure and self.counts[outcome] == 1:
-            # Later ones are only counted: a broken verifier fails each time.
-            logger.warning("%s: %s", verdict.failure, verdict.detail)
-        reward = math.nan if verdict.failure else weighted_sum(verdict.parts, weights)
-        return Score(verdict.parts, reward, verdict.failure)
+        ended = verdict.failure or "scored"
+        self.counts[ended] += 1
+        if verdict.failure:
+            if self.counts[ended] == 1:
+                # Later ones are only counted: a broken verifier fails each time.
+                logger.warning("%s: %s", verdict.failure, verdict.detail)
+            return Score(verdict.parts, math.nan, verdict.failure)
+        return Score(verdict.parts, reward, "", None if self._rule is None else outcome)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -8,9 +8,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
+from asyncrl.config.rewards import Exact
 from asyncrl.data.jsonl import Record, read_jsonl, shared_prompts, split_heldout
 from asyncrl.rewards.exact import exact
-from asyncrl.tasks.base import Answer, Message, Row, Split, TaskError
+from asyncrl.tasks.base import Answer, Message, Row, Split
 from asyncrl.tasks.chat import conversation
 
 if TYPE_CHECKING:
@@ -25,12 +26,9 @@ class SingleTurn:
     name = "single-turn"
 
     def __init__(self, config: SingleTurnTask) -> None:
-        types = [part.type for part in config.rewards]
-        if len(set(types)) < max(len(types), 1):
-            raise TaskError(f"task.rewards has the parts {types}: give at least one, and each type once")
         self._data = config.data
         self._system_prompt = config.system_prompt
-        self._weights: dict[str, float] = {part.type: part.weight for part in config.rewards}
+        self._weights: dict[str, float] = {part.type: part.weight for part in config.rewards if isinstance(part, Exact)}
 
     def rows(self, split: Split) -> Sequence[Row]:
         """All rows of the split; ids are FILE:LINE. Raises DataError."""

@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
-import msgspec
-
 from asyncrl.config import recipe
+from asyncrl.config.rewards import Shaping
 from asyncrl.rewards.pool import VerifierPool
+from asyncrl.rewards.shaping import Rule
 
 
-def verifier_pool(config: recipe.Task, *, seed: int, workers: int, timeout_s: float) -> VerifierPool:
-    """A pool, not yet started, whose processes score by the recipe's task. `score` takes a Row and an Answer."""
-    arguments = {"kind": type(config).__name__, "task": msgspec.to_builtins(config), "seed": seed}
+def verifier_pool(config: recipe.Task, *, seed: int, max_tokens: int, workers: int, timeout_s: float) -> VerifierPool:
+    """A pool, not yet started, whose processes score by the recipe's task. `score` takes a Row and an Answer.
+    max_tokens: that an answer may have."""
+    arguments = {"task": recipe.to_builtins(config), "seed": seed, "max_tokens": max_tokens}
+    rule = Rule(
+        shaping=frozenset(part.type for part in config.rewards if isinstance(part, Shaping)),
+        scale=config.reward_scale,
+        clip=config.reward_clip,
+    )
     # Named, not imported: the scorer's module is for the worker, and this one (which needs asyncio) is not.
-    return VerifierPool("asyncrl.tasks.scorer:scorer", arguments, workers=workers, timeout_s=timeout_s)
+    return VerifierPool(
+        "asyncrl.tasks.scorer:scorer",
+        arguments,
+        workers=workers,
+        timeout_s=timeout_s,
+        rule=None if rule == Rule() else rule,
+    )

@@ -4,7 +4,8 @@
     result:  {"id", "weights", "n": answers, "success": mean reward of the scored ones or None, "unscored",
               "answers": [{"row_id", "prompt", "answer", "expected", "reward" or None, "failure", "finish_reason"}]}
 
-Both are JSON, without NaN.
+Rewards are those of the task, without what the recipe adds for training: shaping, scale and clip. Both are JSON,
+without NaN.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ async def evaluate(
             prompt.row.id,
             prompt=prompt,
             answer=prompts.read(completion.token_ids.tolist()),
-            reward=score.reward,
+            reward=score.outcome,  # shaping is for training
             failure=score.failure,
             finish_reason=completion.finish_reason,
         )

@@ -129,6 +129,20 @@ def test_a_group_whose_rewards_are_all_equal_is_filtered_where_the_recipe_says_s
     assert unusable([right, wrong, late], min_members=2, filtering=True) is None
 
 
+def test_the_filter_looks_at_the_outcome_and_not_at_what_shaping_made_of_it():
+    """As DAPO does. Control: by the rewards alone, answers that are all right would be kept for their lengths."""
+    short, long = (row(completion((2, 1)), Score({"exact": 1.0}, reward, "", plain=1.0)) for reward in (1.0, 0.5))
+    wrong = row(completion((2, 1)), Score({"exact": 0.0}, -0.5, "", plain=0.0))
+    assert unusable([short, long], min_members=None, filtering=True) == ("filtered", "zero_variance")
+    bare = [dataclasses.replace(answer, info={}) for answer in (short, long)]
+    assert unusable(bare, min_members=None, filtering=True) is None
+    assert unusable([short, wrong], min_members=None, filtering=True) is None
+    level = row(completion((2, 1)), Score({"exact": 0.0}, 0.5, "", plain=0.0))
+    assert unusable([long, level], min_members=None, filtering=True) == ("filtered", "zero_variance")
+    assert long.info == {"outcome": 1.0}
+    assert "outcome" not in row(completion((2, 1))).info
+
+
 @pytest.mark.asyncio
 async def test_an_answer_the_engine_gave_up_on_is_not_scored():
     score, _ = await scored(SimulatedScorer(), PROMPT, completion((2, 1), reason="error"), ticket=0, member=0)

@@ -141,6 +141,23 @@ MISTAKES = {
     "task: {digits: [6, 3]}": ("task.digits is [6, 3]", "shorter length first"),
     "task: {digits: [3, 9]}": ("collector.sampling.max_tokens is 8", "10 or more"),
     "task: {type: single-turn, data: {train: mine.yaml}, rewards: []}": ("task.rewards is []", "type: exact"),
+    "task: {type: single-turn, data: {train: mine.yaml}, rewards: [{type: length, target_tokens: 2}]}": (
+        "task.rewards has length only",
+        "whether an answer is right",
+    ),
+    "task: {rewards: [{type: exact}]}": ("task.rewards[0].type", '"exact"', "format, length, overlong"),
+    "task: {rewards: [{type: overlong, buffer_tokens: 2}, {type: overlong, buffer_tokens: 3}]}": (
+        "task.rewards has overlong twice",
+        "Keep one",
+    ),
+    "task: {rewards: [{type: overlong, buffer_tokens: 8}]}": ("buffer_tokens is 8", "max_tokens 8", "Use less"),
+    "task: {rewards: [{type: length, target_tokens: 9}]}": ("target_tokens is 9", "max_tokens 8", "8 or less"),
+    "task: {rewards: [{type: length, pattern: x}]}": ("rewards[0].pattern belongs to type format", "is length"),
+    "task: {rewards: [{type: format, pattern: '('}]}": ("rewards[0].pattern", "unterminated subpattern at position 0"),
+    "task: {rewards: [{type: format, pattern: 'a{99999999999}'}]}": ("rewards[0].pattern", "repetition number"),
+    "task: {reward_clip: [1, -1]}": ("task.reward_clip is [1.0, -1.0]", "lower bound first"),
+    "task: {reward_clip: [0, 1]}\nobjective: {preset: gdpo}": ("task.reward_clip", "gdpo", "never looks at their sum"),
+    "task: {reward_scale: 0}": ("task.reward_scale is 0", "more than 0"),
     "learner: {betas: [0.9, 1.0]}": ("learner.betas is [0.9, 1.0]", "less than 1"),
     "run: {name: 'a b'}": ("run.name", '"a b"', "letters, digits"),
     # what is not there

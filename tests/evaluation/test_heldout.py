@@ -6,11 +6,13 @@ import asyncio
 from itertools import count
 from typing import Any
 
+import numpy as np
 import pytest
 
 from asyncrl.collectors.engines.base import Completion, Request, Sampling
 from asyncrl.collectors.evaluation.heldout import Evaluation, evaluate
-from asyncrl.collectors.rollout import Prompt, PromptError
+from asyncrl.collectors.rollout import Prompt, PromptError, SimulatedPrompts
+from asyncrl.rewards.pool import Score
 from asyncrl.staleness import Weights
 
 ROWS = 50
@@ -58,3 +60,39 @@ async def test_rows_are_rendered_once_and_others_go_on_between_them() -> None:
     assert prompts.seen == sorted(set(prompts.seen)), "some were rendered without a beat in between"
     assert (result["n"], result["unscored"], result["success"]) == (4 * ROWS, 4 * ROWS, None)
     assert [answer["failure"] for answer in result["answers"]] == ["row_error"] * 4 * ROWS
+
+
+class Shaped:
+    """Scores of an answer that is right and too long."""
+
+    async def score(self, prompt: Prompt, completion: Completion, *, ticket: int, member: int) -> Score:
+        return Score({"exact": 1.0, "overlong": -1.0}, 0.0, "", plain=1.0)
+
+
+class Plain(Shaped):
+    """The same, had nobody told the outcome from the reward."""
+
+    async def score(self, prompt: Prompt, completion: Completion, *, ticket: int, member: int) -> Score:
+        return Score({"exact": 1.0, "overlong": -1.0}, 0.0, "")
+
+
+async def one_token(request: Request) -> Completion:
+    none = np.zeros(1, np.int32)
+    return Completion(none, np.zeros(1, np.float32), none, spans=(), finish_reason="length")
+
+
+@pytest.mark.asyncio
+async def test_success_is_what_the_task_says_and_not_what_is_trained_on() -> None:
+    """Control: the shaped reward would call the same answers a failure."""
+    found = []
+    for scorer in (Shaped(), Plain()):
+        result = await evaluate(
+            Evaluation("e", Weights(1, 0), prompts=1, samples=2),
+            prompts=SimulatedPrompts(),
+            scorer=scorer,  # type: ignore[arg-type]  # starts and closes nothing
+            generate=one_token,
+            sampling=Sampling(max_tokens=1),
+            run="run/0",
+        )
+        found.append((result["success"], [answer["reward"] for answer in result["answers"]]))
+    assert found == [(1.0, [1.0, 1.0]), (0.0, [0.0, 0.0])]

@@ -13,7 +13,8 @@ import torch
 from msgspec.structs import replace
 
 from asyncrl.config.objective import DppoTv, Objective, Preset, TokenAge, TruncatedMask
-from asyncrl.config.recipe import DataSource, Learner, Recipe, RewardPart, SingleTurnTask
+from asyncrl.config.recipe import DataSource, Learner, Recipe, SingleTurnTask
+from asyncrl.config.rewards import Exact, Length
 from asyncrl.learners.advantages import compared, scaled
 from asyncrl.learners.diagnostics import step_metrics
 from asyncrl.learners.model import load_model
@@ -264,11 +265,22 @@ def test_gdpo_normalises_each_part_before_they_are_added(make_row: Any, make_gro
 
 
 def test_gdpo_refuses_parts_that_it_would_weigh_differently_than_the_reward(make_row: Any, make_group: Any) -> None:
-    task = SingleTurnTask(data=DataSource(train="x.jsonl"), rewards=[RewardPart(type="exact", weight=2.0)])
+    task = SingleTurnTask(data=DataSource(train="x.jsonl"), rewards=[Exact(weight=2.0)])
     groups = parted(make_row, make_group, [{"exact": 1.0}, {"exact": 0.0}], {"exact": 2.0})
     assert worth_of(groups, "gdpo", task)[0] > 0
     with pytest.raises(ValueError, match="the parts exact do not add up to the reward"):
         worth_of(groups, "gdpo")
+
+
+def test_gdpo_weighs_shaping_as_the_reward_does_and_scale_says_nothing_to_it(make_row: Any, make_group: Any) -> None:
+    parts = [{"exact": 1.0, "length": -0.5}, {"exact": 0.0, "length": 0.0}, {"exact": 0.0, "length": -0.25}]
+    data, rewards = DataSource(train="x.jsonl"), [Exact(), Length(target_tokens=3, weight=0.4)]
+    plain = SingleTurnTask(data=data, rewards=rewards)
+    scaled_up = SingleTurnTask(data=data, rewards=rewards, reward_scale=8.0)
+    found = worth_of(parted(make_row, make_group, parts, {"exact": 1.0, "length": 0.4}), "gdpo", plain)
+    same = worth_of(parted(make_row, make_group, parts, {"exact": 8.0, "length": 3.2}), "gdpo", scaled_up)
+    np.testing.assert_allclose(found, same)
+    assert found[1] > found[2], "of two wrong answers the one that is nearer to the length asked for"
 
 
 def test_advantages_do_not_know_in_which_order_groups_arrived(groups_of: Any) -> None:

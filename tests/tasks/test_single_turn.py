@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from asyncrl.config.recipe import DataSource, RewardPart, SingleTurnTask
+from asyncrl.config.recipe import DataSource, SingleTurnTask
+from asyncrl.config.rewards import Exact, Length
 from asyncrl.data.jsonl import DataError
-from asyncrl.tasks.base import Answer, Row, TaskError
+from asyncrl.tasks.base import Answer, Row
 from asyncrl.tasks.build import build_task, shuffled
 from asyncrl.tasks.single_turn import SingleTurn
 
@@ -69,15 +70,9 @@ def test_the_system_prompt_goes_before_the_question(tmp_path: Path) -> None:
 def test_white_space_around_an_answer_does_not_count_but_its_end_does(
     tmp_path: Path, text: str, finish_reason: str, expected: float
 ) -> None:
-    task = SingleTurn(config("no-file-is-read-for-a-score.jsonl", rewards=[RewardPart(type="exact", weight=2.5)]))
+    task = SingleTurn(config("no-file-is-read-for-a-score.jsonl", rewards=[Exact(weight=2.5), Length(target_tokens=9)]))
     assert task.score(Row("1", "2+2?", "4 "), Answer(text, (), finish_reason)) == {"exact": expected}
     assert task.part_weights() == {"exact": 2.5}
-
-
-@pytest.mark.parametrize("parts", [[], [RewardPart(type="exact"), RewardPart(type="exact")]])
-def test_reward_parts_must_be_there_and_differ(parts: list[RewardPart]) -> None:
-    with pytest.raises(TaskError, match=r"task\.rewards"):
-        SingleTurn(config("a.jsonl", rewards=parts))
 
 
 def test_a_bad_file_fails_when_the_task_is_built(tmp_path: Path) -> None:

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from asyncrl.config.recipe import CustomTask, DataSource, ReverseTask, RewardPart, SingleTurnTask, Task
+from asyncrl.config.recipe import CustomTask, DataSource, ReverseTask, SingleTurnTask, Task
+from asyncrl.config.rewards import Exact, Format, Length, Overlong
 from asyncrl.rewards.pool import Score, VerifierError
 from asyncrl.tasks.base import Answer, Row
 from asyncrl.tasks.verify import verifier_pool
@@ -17,8 +18,8 @@ from asyncrl.tasks.verify import verifier_pool
 UserModule = Callable[[str], Path]
 
 
-async def scored(config: Task, *calls: tuple[Row, Answer]) -> list[Score]:
-    pool = verifier_pool(config, seed=7, workers=2, timeout_s=30)
+async def scored(config: Task, *calls: tuple[Row, Answer], timeout_s: float = 30) -> list[Score]:
+    pool = verifier_pool(config, seed=7, max_tokens=20, workers=2, timeout_s=timeout_s)
     await asyncio.wait_for(pool.start(), 60)
     try:
         return await asyncio.wait_for(asyncio.gather(*(pool.score(row, answer) for row, answer in calls)), 60)
@@ -39,7 +40,7 @@ async def test_reverse_is_scored() -> None:
 @pytest.mark.asyncio
 async def test_single_turn_is_scored_with_its_weights_and_without_its_file() -> None:
     data = DataSource(train="does-not-exist-where-scores-are-made.jsonl")
-    config = SingleTurnTask(type="single-turn", data=data, rewards=[RewardPart(type="exact", weight=0.5)])
+    config = SingleTurnTask(type="single-turn", data=data, rewards=[Exact(weight=0.5)])
     (score,) = await scored(config, (Row("f:1", "2+2?", "4"), Answer("4\n", (1,), "stop")))
     assert score == Score({"exact": 1.0}, 0.5, "")
 
@@ -63,6 +64,73 @@ class Seeded:
     )
     assert number == Score({"reward": 9.5}, 9.5, "")
     assert (none.failure, none.parts, math.isnan(none.reward)) == ("verifier_none", {"reward": None}, True)
+
+
+def answer_of(tokens: int, text: str = "1284", finish_reason: str = "stop") -> Answer:
+    return Answer(text, tuple(range(tokens)), finish_reason)
+
+
+@pytest.mark.asyncio
+async def test_a_built_in_task_gets_dapos_penalty_and_its_outcome_does_not() -> None:
+    """The numbers of verl's issue 4268, where the penalty was left out when rewards came from the rollout."""
+    row = Row("train-0", "reverse 4821", "1284")
+    config = ReverseTask(rewards=[Overlong(buffer_tokens=4)])
+    lengths = (16, 17, 18, 20)
+    scores = await scored(config, *((row, answer_of(n)) for n in lengths))
+    assert [score.reward for score in scores] == [1.0, 0.75, 0.5, 0.0]
+    assert [score.outcome for score in scores] == [1.0] * 4
+    assert scores[2] == Score({"exact": 1.0, "overlong": -0.5}, 0.5, "", plain=1.0)
+
+
+@pytest.mark.asyncio
+async def test_a_task_of_ones_own_is_shaped_beside_its_own_parts_and_weights(user_module: UserModule) -> None:
+    user_module(
+        """
+class Own:
+    def rows(self, split): return [Row("1", "p")]
+    def score(self, row, answer):
+        return {"good": 1.0, "length": 3.0} if answer.text == "clash" else float(answer.text) if answer.text else None
+    def part_weights(self): return {"reward": 2.0}
+"""
+    )
+    config = CustomTask(
+        type="my_task:Own",
+        rewards=[Length(target_tokens=4, weight=0.5), Format(pattern=r"\d\.\d")],
+        reward_scale=2.0,
+        reward_clip=(-1.0, 5.0),
+    )
+    row = Row("1", "p")
+    plain, form, none = await scored(
+        config, (row, answer_of(8, "1")), (row, answer_of(4, "9.0")), (row, answer_of(2, ""))
+    )
+    assert plain == Score({"reward": 1.0, "length": -0.2, "format": 0.0}, 2.0 * (2.0 - 0.1), "", plain=2.0)
+    assert (form.reward, form.outcome, form.parts["format"]) == (5.0, 18.0, 1.0), "clipped after the scale"
+    assert (none.failure, math.isnan(none.reward), math.isnan(none.outcome)) == ("verifier_none", True, True)
+    (clash,) = await scored(config, (row, answer_of(2, "clash")))
+    assert (clash.failure, math.isnan(clash.reward)) == ("verifier_raised", True)
+
+
+@pytest.mark.asyncio
+async def test_a_pattern_that_takes_for_ever_is_killed_and_the_next_answer_is_scored() -> None:
+    row = Row("train-0", "reverse 4821", "1284")
+    config = ReverseTask(rewards=[Format(pattern=r"(\d+)+x")])
+    stuck, next_one = await scored(config, (row, answer_of(4, "1" * 64)), (row, answer_of(5, "12x")), timeout_s=1.0)
+    assert (stuck.failure, math.isnan(stuck.reward)) == ("verifier_timeout", True)
+    assert next_one.parts == {"exact": 0.0, "format": 1.0}
+
+
+@pytest.mark.asyncio
+async def test_a_sum_beyond_all_numbers_is_unscored_by_name(user_module: UserModule) -> None:
+    user_module(
+        """
+class Huge:
+    def rows(self, split): return [Row("1", "p")]
+    def score(self, row, answer): return {"a": 1e308, "b": float(answer.text)}
+"""
+    )
+    row = Row("1", "p")
+    fine, beyond = await scored(CustomTask(type="my_task:Huge"), (row, answer_of(1, "1")), (row, answer_of(1, "1e308")))
+    assert (fine.failure, beyond.failure, math.isnan(beyond.reward)) == ("", "verifier_invalid", True)
 
 
 @pytest.mark.asyncio
