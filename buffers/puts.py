@@ -15,6 +15,7 @@ from redis.exceptions import NoScriptError, RedisError
 
 from asyncrl.buffers.base import BufferError
 from asyncrl.buffers.store import Store, answer_of, payload_key, shown
+from asyncrl.buffers.transaction import Command, transaction
 
 TOGETHER_BYTES = 1 << 20
 """Groups that go together, at most: the server does nothing else while it reads a transaction."""
@@ -81,12 +82,12 @@ class Puts:
         """One answer a put: what the script said, or the BufferError that it failed with."""
         store, what = self._store, f"put of {', '.join(put.field for put in batch)}"
         for _ in range(2):
-            transaction = store.client.pipeline(transaction=True)
+            commands: list[Command] = []
             for put in batch:
-                transaction.set(payload_key(self._prefix, put.field), put.payload, nx=True)
-                transaction.evalsha(store.sha, 1, self._prefix, "put", put.document, put.now)
+                commands.append(("SET", payload_key(self._prefix, put.field), put.payload, "NX"))
+                commands.append(("EVALSHA", store.sha, 1, self._prefix, "put", put.document, put.now))
             async with store.answering(what):
-                answers = (await transaction.execute(raise_on_error=False))[1::2]
+                answers = (await transaction(store.client, commands))[1::2]
                 if not any(isinstance(answer, NoScriptError) for answer in answers):
                     return [store.failure(what, a) if isinstance(a, RedisError) else a for a in answers]
                 await store.load()  # the payloads written meanwhile are found again: NX leaves them alone

@@ -1,4 +1,4 @@
--- One run's buffer on the server. The files of this folder are joined in the order common, transitions, tickets, put,
+-- One run's buffer on the server. The files of this folder are joined in the order common, transitions, put, tickets,
 -- lease, lineage, ledger, recovery, inspect, main and loaded as one script, in which each file answers its own operations
 -- (`perform`). `buffers/reference/` is the same contract in Python, and a stateful test drives both.
 --
@@ -59,19 +59,21 @@ local QUARANTINE = 8 -- payloads that are kept to be looked at; the oldest gives
 local ENDLESS = 2 ^ 53 -- more versions than any run has
 local MAIL_TTL_S = 3600 -- a mailbox nobody opens any more goes away by itself
 
--- The run's own fields, read once and written through.
-local R = {}
+-- The run's own fields, read once, and written once, when the act is over (`perform`).
+local R, changed = {}, {}
 do
   local flat = call('HGETALL', RUN)
   for i = 1, #flat, 2 do R[flat[i]] = flat[i + 1] end
 end
+local exists = R.document ~= nil
 local function put_run(field, value)
   value = tostring(value)
-  if R[field] == value then return end
-  R[field] = value
-  call('HSET', RUN, field, value)
+  if R[field] ~= value then R[field], changed[field] = value, value end
 end
-local function drop_run(field) R[field] = nil; call('HDEL', RUN, field) end
+local function drop_run(field)
+  if R[field] then call('HDEL', RUN, field) end
+  R[field], changed[field] = nil, nil
+end
 local function num(field) return tonumber(R[field] or '0') end
 local limits = R.limits and cjson.decode(R.limits) or nil
 
@@ -84,10 +86,31 @@ if not stamp then
   stamp = tonumber(t[1]) + tonumber(t[2]) / 1e6
 end
 if R.stamp then now = now + math.min(math.max(0, stamp - num('stamp')), CLOCK_STEP_S) end
--- Not `call`: a server without memory refuses the write, and must still answer what only reads.
-if R.document then redis.pcall('HSET', RUN, 'now', exact(now), 'stamp', exact(stamp)) end
 
 local function reject(kind, message) return cjson.encode({ error = kind, message = message }) end
+
+local ops = {}
+
+-- Who waits for room gets it: `tickets` defines it. A file that comes before answers only while nobody waits.
+local grant = function() end
+
+-- The last line of each file that defines operations. A call ends there: to define all the others, which it does not need,
+-- takes longer than most operations do.
+local function perform()
+  if not exists and ARGV[1] ~= 'create' then
+    return reject('no_run', 'there is no run under ' .. KEYS[1] .. ' in this store')
+  end
+  local reply = ops[ARGV[1]](cjson.decode(ARGV[2]))
+  local written = exists and { 'now', exact(now), 'stamp', exact(stamp) } or {}
+  local only_time = next(changed) == nil
+  for field, value in pairs(changed) do
+    written[#written + 1] = field
+    written[#written + 1] = value
+  end
+  -- A server without memory refuses to write, and must still answer what only reads.
+  if #written > 0 then (only_time and redis.pcall or call)('HSET', RUN, unpack(written)) end
+  return reply
+end
 
 -- cjson writes an empty table as {}; lists that may be empty are sent as a count and a list.
 local function list(items) if #items == 0 then return cjson.null end return items end

@@ -86,4 +86,4 @@ function ops.fail(a)
   return answer(t.answer)
 end
 
-if ops[ARGV[1]] then return perform() end
+if ops[ARGV[1]] and call('EXISTS', QUEUES) == 0 then return perform() end

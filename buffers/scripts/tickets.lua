@@ -122,7 +122,7 @@ end
 -- place; one that serves V and gets nothing ends the round, since nobody has more room. newest_only: see `move_to`.
 -- Of those that serve the same only the first is looked at: what is refused to one is refused to all, and room only
 -- shrinks here. So a thousand who wait for their weights cost each other nothing.
-local function grant(newest_only)
+function grant(newest_only)
   if R.phase ~= 'running' or call('EXISTS', QUEUES) == 0 then return end -- nobody waits
   if not admit({ num('lineage'), num('version') }) then return end
   local queues = {}
@@ -234,17 +234,6 @@ end
 
 local function unknown(a)
   return reject('unknown_member', 'collector "' .. a.name .. '" (' .. a.incarnation .. ') is not known to the run')
-end
-
-local ops = {}
-
--- The last line of each file that defines operations. A call ends there: to define all the others, which it does not need,
--- takes longer than most operations do.
-local function perform()
-  if not R.document and ARGV[1] ~= 'create' then
-    return reject('no_run', 'there is no run under ' .. KEYS[1] .. ' in this store')
-  end
-  return ops[ARGV[1]](cjson.decode(ARGV[2]))
 end
 
 function ops.join(a)
