@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncrl.collectors.engines.base import Completion, Request, Sampling, Span
+from asyncrl.collectors.engines.parts import continued, joined
 from asyncrl.collectors.engines.simulated import SimulatedEngine
 from asyncrl.collectors.engines.spans import token_versions
-from asyncrl.collectors.engines.parts import continued, joined
 from asyncrl.collectors.entrance import Entrance
 from asyncrl.staleness import Weights
 from asyncrl.weights.base import StagedWeights
