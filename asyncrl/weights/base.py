@@ -59,7 +59,8 @@ class StagedWeights:
     """Verified weights. `tensors` excludes tied aliases: they follow their source. Order as in the manifest.
 
     `mapped`: the tensors lie in memory that the publisher wrote and others may read too: they must not be written to.
-    Either way that memory is theirs until the last of them is gone.
+    Either way that memory is theirs until the last of them is gone. `offer`: with it another process of this host can
+    map them as well, for as long as they are not gone here.
     """
 
     weights: Weights
@@ -67,6 +68,7 @@ class StagedWeights:
     tied: Mapping[str, str]  # alias -> the tensor it is tied to
     checksum: str  # of the whole version: xxh3_64 hex over the tensors' checksums in order; "" = published unhashed
     mapped: bool = False
+    offer: Mapping[str, Any] | None = None  # of transport shm
 
 
 @dataclass(frozen=True, slots=True)
