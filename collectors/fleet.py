@@ -215,6 +215,7 @@ def engine_makers(recipe: Recipe, name: str, model_path: Path | None) -> list[Ca
             dtype=recipe.model.dtype,
             attn=recipe.model.attn_implementation,
             trust_remote_code=recipe.model.trust_remote_code,
+            adapters=recipe.weights.lora == "adapter",
         )
 
     return [partial(make, index) for index in range(count)]

@@ -2,17 +2,17 @@
 
     W' = W + alpha / r x B A        (Hu et al. 2021, arXiv 2106.09685)
 
-peft puts A and B beside the linear layers of the model that is trained; W stands still. Engines are given W', computed
-tensor by tensor while it is published, under the names of a model without adapters: any engine serves it, a manifest
-covers all that is served, and a version has one checksum however it was trained. The learner computes x W + x A B and
-the engine x W', which agree to float32 rounding.
+peft puts A and B beside the linear layers of the model that is trained; W stands still. Engines serve W', under the
+names of a model without adapters. `weights.lora` says who computes it: the learner, tensor by tensor while it
+publishes, or each engine, which is then given A and B alone. The bits are the same (`weights/adapter.py`), and so a
+version has one checksum however it was trained and however it travelled. The learner computes x W + x A B and the
+engine x W', which agree to float32 rounding.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,8 @@ from transformers.pytorch_utils import Conv1D
 
 from asyncrl.config.recipe import Lora
 from asyncrl.learners.model import ModelError
-from asyncrl.weights.manifest import combined_checksum, model_tensors
+from asyncrl.weights.adapter import ServedWeights, factor_names
+from asyncrl.weights.manifest import Adapter, combined_checksum, model_tensors
 
 if TYPE_CHECKING:
     from peft.tuners.lora import Linear as AdaptedLinear
@@ -71,36 +72,37 @@ def has_adapter(model: PreTrainedModel) -> bool:
     return hasattr(model, "adapter_base")
 
 
-@dataclass(frozen=True, slots=True)
-class ServedWeights:
-    """The weights of a model as engines hold them; iterating gives (name, tensor), adapters merged one at a time.
-
-    Names and order are those of a model without adapters. `tied`: alias -> source, as in `model_tensors`.
-    """
-
-    parts: Sequence[tuple[str, torch.Tensor, AdaptedLinear | None]]  # the layer whose adapter is added, if it has one
-    tied: dict[str, str]
-
-    @torch.no_grad()
-    def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
-        for name, tensor, layer in self.parts:
-            yield name, tensor if layer is None else tensor + layer.get_delta_weight("default").to(tensor.dtype)
-
-
 def served_weights(model: PreTrainedModel) -> ServedWeights:
-    """What to publish of `model`, with or without adapters. Tensors that no adapter changes are live, not copies."""
+    """What engines are to serve of `model`, with or without adapters. Tensors are live, not copies."""
     tensors, tied = model_tensors(model)
     if not has_adapter(model):
-        return ServedWeights([(name, tensor, None) for name, tensor in tensors], tied)
+        return ServedWeights(tensors, tied)
     layers: dict[str, Any] = dict(model.named_modules())
-    parts: list[tuple[str, torch.Tensor, AdaptedLinear | None]] = []
+    parts: list[tuple[str, torch.Tensor]] = []
+    adapted: dict[str, AdaptedLinear] = {}
     for key, tensor in tensors:
         layer, inside, rest = key.partition(".base_layer.")
         if inside:
-            parts.append((f"{layer}.{rest}", tensor, layers[layer] if rest == "weight" else None))
+            parts.append((f"{layer}.{rest}", tensor))
+            if rest == "weight":
+                adapted[parts[-1][0]] = layers[layer]
         elif not any(part.startswith("lora_") for part in key.split(".")):
-            parts.append((key, tensor, None))
-    return ServedWeights(parts, tied)
+            parts.append((key, tensor))
+    factors: dict[str, torch.Tensor] = {}
+    for name, module in adapted.items():
+        linear: tuple[Any, Any] = module.lora_A["default"], module.lora_B["default"]
+        factors |= {key: of.weight.detach() for key, of in zip(factor_names(name), linear, strict=True)}
+    trained_on = _trained_on(model)
+    config: Any = model.peft_config["default"]
+    adapter = Adapter(
+        base=trained_on["xxh3"],
+        path=trained_on["path"],
+        rank=config.r,
+        scale=config.lora_alpha / config.r,
+        weights=tuple(adapted),
+        transposed=tuple(name for name, module in adapted.items() if module.fan_in_fan_out),
+    )
+    return ServedWeights(parts, tied, adapter, factors)
 
 
 def in_dtype(tensors: Iterable[tuple[str, torch.Tensor]], dtype: str) -> Iterator[tuple[str, torch.Tensor]]:

@@ -18,19 +18,23 @@ import asyncio
 import logging
 import time
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import xxhash
 
 from asyncrl.buffers.base import Buffer
 from asyncrl.buffers.concurrency import end_all, in_thread
 from asyncrl.buffers.store import StoreAway
+from asyncrl.learners.lora import in_dtype
 from asyncrl.learners.recipients import Lateness, by_transport, document, recipients
 from asyncrl.weights.base import Late, Recipient, Sender, Transport, WeightsError, WeightsLate
 from asyncrl.weights.build import sender
 from asyncrl.weights.image import Image, Images
-from asyncrl.weights.manifest import combine
+from asyncrl.weights.manifest import combine, combined_checksum, tensors_in
+from asyncrl.weights.memory import borrowed
 from asyncrl.weights.shm import shm_offer
 
 if TYPE_CHECKING:
@@ -38,6 +42,7 @@ if TYPE_CHECKING:
 
     from asyncrl.config.recipe import Recipe
     from asyncrl.staleness import Weights
+    from asyncrl.weights.adapter import ServedWeights
     from asyncrl.weights.manifest import Pieces
     from asyncrl.weights.reach import Place
 
@@ -71,6 +76,8 @@ class Outlet:
         self._late: list[Late] = []
         self._image: Image | None = None
         self._fork: Weights | None = None
+        self._sums: ServedWeights | None = None  # of `_image`, where that is an adapter
+        self._dtype = recipe.model.dtype
         self._checksums: dict[str, str] = {}
         self._published = 0
         self._announced: dict[str, Any] = {}
@@ -97,16 +104,25 @@ class Outlet:
         *,
         tied: Mapping[str, str],
         fork: Weights,
+        sums: ServedWeights | None = None,
     ) -> Image:
         """Make `weights` available to the collectors of this host, and soon to all others. `source` is consumed in a
-        thread. Raises WeightsError, or what ended the task."""
+        thread. sums: what engines make of it, where it gives the factors of an adapter and no weights. Raises
+        WeightsError, or what ended the task."""
         self.check()
         hashed = self._published % self._config.verify_every == 0
+
+        def write() -> Image:
+            adapter = None if sums is None else sums.adapter
+            if sums is not None and adapter is not None and hashed:
+                adapter = msgspec.structs.replace(adapter, served=self._of_sums(sums))
+            return self._images.write(weights, source, tied=tied, hashed=hashed, adapter=adapter)
+
         async with self._turn:
-            image = await asyncio.to_thread(lambda: self._images.write(weights, source, tied=tied, hashed=hashed))
-            self._image, self._fork = image, fork
+            image = await asyncio.to_thread(write)
+            self._image, self._fork, self._sums = image, fork, sums
             self._published += 1
-            self._remember(image, image.manifest.checksum)
+            self._remember(image, image.manifest.served)
             self._serve(image)
             await self._announce(image, fork)
         self._news.set()
@@ -233,7 +249,23 @@ class Outlet:
         """A collector that has no weights yet samples from none that are not proved: what was published without a
         checksum gets one in the document."""
         if f"{image.weights.lineage}/{image.weights.version}" not in self._checksums:
-            self._remember(image, await asyncio.to_thread(_checksum, image))
+            self._remember(image, await asyncio.to_thread(self._served, image, self._sums))
+
+    def _served(self, image: Image, sums: ServedWeights | None) -> str:
+        """The combined checksum of what engines serve of `image`, as its manifest has none."""
+        image.retain()
+        try:
+            data = image.data()
+            if sums is not None:  # the model's factors are being trained, its base stands still
+                return self._of_sums(replace(sums, factors=tensors_in(borrowed(data), image.manifest)))
+            contents = (data[spec.offset : spec.offset + spec.nbytes] for spec in image.manifest.tensors)
+            return combine(xxhash.xxh3_64_hexdigest(content.data) for content in contents)
+        finally:
+            image.release()
+
+    def _of_sums(self, sums: ServedWeights) -> str:
+        """One after the other: there is never a second model in memory."""
+        return combined_checksum(in_dtype(sums, self._dtype))
 
     def _remember(self, image: Image, checksum: str) -> None:
         """The checksums of the last versions, of those that have one."""
@@ -257,14 +289,3 @@ class Outlet:
     def _wake(self) -> None:
         """From any thread: a sender has a new offer."""
         self._loop.call_soon_threadsafe(self._news.set)
-
-
-def _checksum(image: Image) -> str:
-    """The combined checksum of its bytes, as its manifest has none."""
-    image.retain()
-    try:
-        data = image.data()
-        contents = (data[spec.offset : spec.offset + spec.nbytes] for spec in image.manifest.tensors)
-        return combine(xxhash.xxh3_64_hexdigest(content.data) for content in contents)
-    finally:
-        image.release()

@@ -41,7 +41,7 @@ from asyncrl.learners.gathering import merged
 from asyncrl.learners.lasting import LastingBuffer, LeaseGone
 from asyncrl.learners.ledger import move_settled
 from asyncrl.learners.limits import limits_of
-from asyncrl.learners.lora import ServedWeights, has_adapter, in_dtype, served_weights
+from asyncrl.learners.lora import has_adapter, in_dtype, served_weights
 from asyncrl.learners.model import load_tokenizer, longest_sequence
 from asyncrl.learners.optimize import Updates
 from asyncrl.learners.outlet import Outlet
@@ -55,6 +55,7 @@ from asyncrl.staleness import Lineages, Weights
 from asyncrl.telemetry.documents import write_document
 from asyncrl.telemetry.metrics import MetricsWriter, read_metrics
 from asyncrl.weights.manifest import Pieces
+from asyncrl.weights.adapter import ServedWeights
 from asyncrl.weights.reach import device_of, here
 
 log = logging.getLogger(__name__)
@@ -412,7 +413,12 @@ class _Learner:
         started = time.monotonic()
         served = served_weights(self.trainer.whole)
         fork = Weights(*self.lineages.forks[self.lineage])
-        image = await self.outlet.publish(self.weights, self._source(served), tied=served.tied, fork=fork)
+        if self.recipe.weights.lora == "adapter":
+            await asyncio.to_thread(self._gather)
+            factors = served.factors.items()
+            image = await self.outlet.publish(self.weights, factors, tied=served.tied, fork=fork, sums=served)
+        else:
+            image = await self.outlet.publish(self.weights, self._source(served), tied=served.tied, fork=fork)
         self.published = self.version
         self.published_bytes = image.manifest.nbytes
         return time.monotonic() - started

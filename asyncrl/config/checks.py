@@ -17,6 +17,7 @@ from asyncrl.config.recipe import (
     Recipe,
     ReverseTask,
     SingleTurnTask,
+    TransformersEngine,
     WeightsConfig,
 )
 from asyncrl.config.reward_checks import check_rewards
@@ -39,6 +40,7 @@ def check(recipe: Recipe) -> None:
     check_objective(recipe)
     check_rewards(recipe)
     _check_weights(recipe.weights)
+    _check_adapter(recipe)
     _check_times(recipe)
 
 
@@ -246,6 +248,22 @@ def _check_interface(weights: WeightsConfig) -> None:
     import psutil  # here: nobody else needs it to read a recipe
 
     found = sorted(psutil.net_if_addrs())  # type: ignore[no-untyped-call]
+def _check_adapter(recipe: Recipe) -> None:
+    engine = recipe.collector.engine
+    if recipe.weights.lora == "merged":
+        return
+    if recipe.model.lora is None:
+        raise RecipeError(
+            "weights.lora is adapter, but model.lora is null: all weights are trained, there is no adapter to send. "
+            "Write model.lora: {r: 16}, or leave weights.lora out"
+        )
+    if not isinstance(engine, TransformersEngine):
+        raise RecipeError(
+            f"weights.lora is adapter, but collector.engine.type {engine.type} keeps no base model to add it to in the "
+            "way the learner does. Leave weights.lora out: merged weights are served by every engine"
+        )
+
+
     if weights.interface not in found:
         raise RecipeError(
             f"weights.interface is {quoted(weights.interface)}; the learner's host has no such network interface. It "

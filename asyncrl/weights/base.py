@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     import torch
 
     from asyncrl.weights.image import Image
+    from asyncrl.weights.manifest import Adapter
     from asyncrl.weights.reach import Place
 
 WeightsPhase = Literal["announce", "stage", "activate", "verify"]
@@ -56,7 +57,8 @@ class WeightsLate(WeightsError):
 
 @dataclass(frozen=True, slots=True)
 class StagedWeights:
-    """Verified weights. `tensors` excludes tied aliases: they follow their source. Order as in the manifest.
+    """Verified weights. `tensors` excludes tied aliases: they follow their source. Order as in the manifest. Of an
+    adapter they are its factors, and `checksum` is of what comes of them.
 
     `mapped`: the tensors lie in memory that the publisher wrote and others may read too: they must not be written to.
     Either way that memory is theirs until the last of them is gone. `offer`: with it another process of this host can
@@ -69,6 +71,7 @@ class StagedWeights:
     checksum: str  # of the whole version: xxh3_64 hex over the tensors' checksums in order; "" = published unhashed
     mapped: bool = False
     offer: Mapping[str, Any] | None = None  # of transport shm
+    adapter: Adapter | None = None
 
 
 @dataclass(frozen=True, slots=True)

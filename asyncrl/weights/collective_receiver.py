@@ -180,7 +180,9 @@ class Part:
         group.receive(expected.epoch, expected.weights, torch.from_numpy(data), arrived, limit_s=limit_s)
         if hashes is not None:
             compare(manifest, hashes.found, where=str(expected))
-        return StagedWeights(expected.weights, tensors_in(data, manifest), manifest.tied, manifest.checksum)
+        return StagedWeights(
+            expected.weights, tensors_in(data, manifest), manifest.tied, manifest.served, adapter=manifest.adapter
+        )
 
     def _left(self) -> float:
         """Seconds that an attempt may wait."""

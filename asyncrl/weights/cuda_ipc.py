@@ -167,8 +167,9 @@ class CudaIpcReceiver:
         except RuntimeError as error:  # torch's own
             raise WeightsError(f"{expected}: {error}. Has the learner ended?") from error
         # Nobody writes to the copy, so the engine may serve from it.
+        tensors = tensors_in(copy, manifest)
         return StagedWeights(
-            expected.weights, tensors_in(copy, manifest), manifest.tied, manifest.checksum, mapped=True
+            expected.weights, tensors, manifest.tied, manifest.served, mapped=True, adapter=manifest.adapter
         )
 
     def close(self) -> None:

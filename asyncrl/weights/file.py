@@ -117,9 +117,7 @@ def verify_tensors(tensors: Sequence[TensorSpec], image: Bytes, where: str) -> N
 def staged(stored: Stored, image: Bytes, checksum: str) -> StagedWeights:
     """The tensors in `image`, which is theirs from now on. checksum: of what is served, as published."""
     manifest = stored.manifest
-    return StagedWeights(
-        stored.weights, tensors_in(image, manifest), manifest.tied, checksum, adapter=manifest.adapter
-    )
+    return StagedWeights(stored.weights, tensors_in(image, manifest), manifest.tied, checksum, adapter=manifest.adapter)
 
 
 def _check_file(depot: Depot, name: str, shard: Shard, where: str) -> None:

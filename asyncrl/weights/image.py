@@ -39,6 +39,7 @@ from asyncrl.weights.base import WeightsError
 from asyncrl.weights.copying import CHUNK, Copier
 from asyncrl.weights.manifest import (
     FORMAT,
+    Adapter,
     Manifest,
     Pieces,
     TensorSpec,
@@ -115,12 +116,13 @@ class Images:
         *,
         tied: Mapping[str, str],
         hashed: bool = True,
+        adapter: Adapter | None = None,
     ) -> Image:
         """Write one version; it is the newest from then on. One call at a time.
 
         `source` is consumed one tensor, or one piece of a tensor, at a time, so it may be a generator that casts or
         gathers; a whole tensor must not change before this returns. hashed: with checksums of every tensor; without,
-        its bytes can never be compared with what is served.
+        its bytes can never be compared with what is served. adapter: what the tensors are the factors of.
 
         Raises WeightsError: shared memory is full, a tensor cannot be published, or a name comes twice; readers then
         find no such version.
@@ -146,7 +148,7 @@ class Images:
                 "more for each that lagging collectors serve; enlarge it (docker run --shm-size=...)"
             ) from error
         combined = combine(spec.checksum for spec in specs) if hashed else ""
-        self.newest = Image(segment, weights, Manifest(tuple(specs), dict(tied), combined))
+        self.newest = Image(segment, weights, Manifest(tuple(specs), dict(tied), combined, adapter=adapter))
         self._drop_surplus()
         return self.newest
 

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from asyncrl.weights.base import StagedWeights, WeightsError
 
-FORMAT = 1
+FORMAT = 2
 """Version of the manifest's fields, of `tensor_bytes` and of `combine` together."""
 
 ALIGNMENT = 64
@@ -69,6 +69,19 @@ class TensorSpec(msgspec.Struct, frozen=True):
         return Form(self.name, self.dtype, self.shape)
 
 
+class Adapter(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The version's tensors are not weights but the factors of an adapter (`adapter.py`), to be added to a model that
+    engines have. What they make of it is what is served, and what is proved."""
+
+    base: str  # combined checksum of that model in float32
+    path: str  # what the learner calls it, for messages
+    rank: int
+    scale: float
+    weights: tuple[str, ...]  # what is adapted, in the model's order
+    transposed: tuple[str, ...] = ()  # those of them that lie [in, out]
+    served: str = ""  # combined checksum of the whole model with the adapter added; "" = published unhashed
+
+
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One version: its tensors in order, tied aliases (alias -> source, without bytes) and the combined checksum."""
 
@@ -76,6 +89,12 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tied: dict[str, str]
     checksum: str
     format: int = FORMAT
+    adapter: Adapter | None = None
+
+    @property
+    def served(self) -> str:
+        """Combined checksum of what engines hold once they serve this version; "" = published unhashed."""
+        return self.checksum if self.adapter is None else self.adapter.served
 
     @property
     def nbytes(self) -> int:
@@ -275,9 +294,14 @@ def check_fits(model: torch.nn.Module, staged: StagedWeights) -> None:
     tensors, tied = model_tensors(model)
     where = f"weights {tuple(staged.weights)} do not fit the served model"
     compare_forms(
-        [_form(name, t) for name, t in tensors], [_form(name, t) for name, t in staged.tensors.items()], where=where
+        [form(name, t) for name, t in tensors], [form(name, t) for name, t in staged.tensors.items()], where=where
     )
-    _compare_tied(tied, staged.tied, where)
+    check_tied(tied, staged)
+
+
+def check_tied(tied: Mapping[str, str], staged: StagedWeights) -> None:
+    """Check that `staged` has the ties of the served model. Raises WeightsError."""
+    _compare_tied(tied, staged.tied, f"weights {tuple(staged.weights)} do not fit the served model")
 
 
 def verify_served(model: torch.nn.Module, checksum: str) -> None:
@@ -288,7 +312,8 @@ def verify_served(model: torch.nn.Module, checksum: str) -> None:
         raise WeightsError(f"the served model has checksum {found}, announced was {checksum}: it is another version")
 
 
-def _form(name: str, tensor: torch.Tensor) -> Form:
+def form(name: str, tensor: torch.Tensor) -> Form:
+    """What `tensor` looks like."""
     return Form(name, dtype_name(tensor.dtype), tuple(tensor.shape))
 
 

@@ -98,7 +98,15 @@ class ShmReceiver:
                 compare(manifest, found, where=str(expected))
             memory = own or Memory(segment, gone=held.pop_all().close)  # what keeps the lock, from here on
         tensors = tensors_in(memory.bytes()[0 if own else DATA_START :], manifest)
-        return StagedWeights(expected.weights, tensors, manifest.tied, manifest.checksum, mapped=self._mapped)
+        return StagedWeights(
+            expected.weights,
+            tensors,
+            manifest.tied,
+            manifest.served,
+            mapped=self._mapped,
+            offer=offer if self._mapped else None,
+            adapter=manifest.adapter,
+        )
 
     def close(self) -> None:
         """What has been staged stays good."""

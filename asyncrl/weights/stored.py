@@ -120,7 +120,7 @@ def with_checksums(manifest: Manifest, data: NDArray[np.uint8]) -> Manifest:
     if manifest.checksum:
         return manifest
     tensors = tuple(hashed(manifest.tensors, data))
-    return Manifest(tensors, manifest.tied, combine(spec.checksum for spec in tensors))
+    return msgspec.structs.replace(manifest, tensors=tensors, checksum=combine(spec.checksum for spec in tensors))
 
 
 def removable(

@@ -17,8 +17,9 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from asyncrl.collectors.engines.spans import Served
 from asyncrl.staleness import Weights
+from asyncrl.weights.adapter import Base, ServedWeights
 from asyncrl.weights.base import StagedWeights, WeightsError
-from asyncrl.weights.manifest import check_fits, combined_checksum, model_tensors, verify_served
+from asyncrl.weights.manifest import check_fits, check_tied, combined_checksum, model_tensors, verify_served
 
 
 def load_model(path: Path, *, dtype: str, attn: str, trust_remote_code: bool) -> PreTrainedModel:
@@ -35,47 +36,60 @@ def load_model(path: Path, *, dtype: str, attn: str, trust_remote_code: bool) ->
     return model
 
 
+def load_base(path: Path, *, attn: str, trust_remote_code: bool) -> Base:
+    """What adapters are added to, as the learner has it: the same file in float32, whatever is served."""
+    return Base(*model_tensors(load_model(path, dtype="float32", attn=attn, trust_remote_code=trust_remote_code)))
+
+
 @dataclass(frozen=True, slots=True)
 class _Tensors:
     """All of the model's tensors, by name, in one of the places it can be pointed at."""
 
     by_name: Mapping[str, torch.Tensor]
-    own: bool  # written by this module, and free to be written again when the model is pointed elsewhere
+    own: Mapping[str, torch.Tensor]  # those of them that are free to be written again when it is pointed elsewhere
 
 
 class LiveModel:
     """A model whose weights can be exchanged. `stage` runs in any thread, `activate` in the one that decodes."""
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: PreTrainedModel, base: Base | None = None) -> None:
+        """base: to which adapters are added; without one only whole weights can be served."""
         self.model = model
+        self._base = base
+        self._unadapted: dict[str, torch.Tensor] = {}  # of the base, in the type that is served
         tensors, self._tied = model_tensors(model)
         self._parts: dict[str, torch.Tensor] = model.state_dict(keep_vars=True)  # what the layers compute with
         # Not for the next copy: it lies where the file of the model put it, and on which boundary a tensor lies decides
         # over the last bit of a product. Copies and mapped weights all lie on the same.
-        self._live = _Tensors(dict(tensors), own=False)
+        self._live = _Tensors(dict(tensors), own={})
         self._staged: tuple[Served, _Tensors] | None = None
-        self._spare: Mapping[str, torch.Tensor] | None = None
+        self._spare: dict[str, torch.Tensor] = {}
         self._served: Served | None = None
         # Held while tensors are written or exchanged: an activation never takes a half-copied set.
         self._lock = threading.Lock()
 
     def stage(self, staged: StagedWeights) -> None:
         """Have the weights ready beside the served ones: where they lie, if they are mapped on the model's device, else
-        as a copy. The newest staged ones win. Non-persistent buffers (rotary tables) are functions of the
-        configuration and stay.
+        as a copy, or as the sum of the base and an adapter. The newest staged ones win. Non-persistent buffers (rotary
+        tables) are functions of the configuration and stay.
 
         Raises WeightsError, before anything is copied, if a tensor is missing, extra, reordered, of another shape or
-        type, or tied otherwise than here.
+        type, or tied otherwise than here; if an adapter is of another base.
         """
-        check_fits(self.model, staged)
+        sums = self._sums(staged) if staged.adapter else None
+        if sums is None:
+            check_fits(self.model, staged)
         with self._lock:
             if self._staged is not None:
                 (_, unused), self._staged = self._staged, None
                 self._let_go(unused)
-            if staged.mapped and all(tensor.device == self.model.device for tensor in staged.tensors.values()):
-                tensors = _Tensors(staged.tensors, own=False)
+            if sums is not None:
+                tensors = self._added(sums)
+            elif staged.mapped and all(tensor.device == self.model.device for tensor in staged.tensors.values()):
+                tensors = _Tensors(staged.tensors, own={})
             else:
-                tensors = _Tensors(self._copied(staged.tensors), own=True)
+                copies = {name: self._room(name).copy_(tensor) for name, tensor in staged.tensors.items()}
+                tensors = _Tensors(copies, own=copies)
             self._staged = Served(staged.weights, staged.checksum), tensors
 
     def activate(self, exchanged: Callable[[], None] = lambda: None) -> Served:
@@ -109,13 +123,32 @@ class LiveModel:
             tensors, _ = model_tensors(self.model)
             return self._served.weights, combined_checksum(tensors)
 
-    def _copied(self, tensors: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
-        copies, self._spare = self._spare, None
-        if copies is None:
-            copies = {name: torch.empty_like(tensor) for name, tensor in self._live.by_name.items()}
-        for name, copy in copies.items():
-            copy.copy_(tensors[name])
-        return copies
+    def _sums(self, staged: StagedWeights) -> ServedWeights:
+        if self._base is None:
+            raise WeightsError(
+                f"weights {tuple(staged.weights)} are an adapter, and this engine keeps no base to add it to: in its "
+                "recipe weights.lora is not adapter"
+            )
+        check_tied(self._tied, staged)
+        return self._base.served(staged)
+
+    def _added(self, sums: ServedWeights) -> _Tensors:
+        """The base with an adapter, tensor by tensor in the type that is served."""
+        assert sums.adapter is not None
+        adapted = set(sums.adapter.weights)
+        own: dict[str, torch.Tensor] = {}
+        for name, base in sums.parts:
+            if name in adapted:
+                own[name] = sums.sum(name, base, self._room(name))
+            elif name not in self._unadapted:
+                self._unadapted[name] = base.to(self._live.by_name[name].dtype)
+        by_name = {name: own[name] if name in own else self._unadapted[name] for name, _ in sums.parts}
+        return _Tensors(by_name, own)
+
+    def _room(self, name: str) -> torch.Tensor:
+        """Memory for a tensor of the model; undefined."""
+        room = self._spare.pop(name, None)
+        return torch.empty_like(self._live.by_name[name]) if room is None else room
 
     def _point_at(self, tensors: _Tensors) -> None:
         """The layers' own objects get other memory: nothing is copied, and who holds one of them follows."""
@@ -125,4 +158,4 @@ class LiveModel:
     def _let_go(self, tensors: _Tensors) -> None:
         """The model is pointed elsewhere. Own memory is kept for the next copy; an engine whose weights come mapped
         never asks for it, so it goes with the first of them."""
-        self._spare = tensors.by_name if tensors.own and self._live.own else None
+        self._spare = dict(tensors.own) if self._live.own else {}

@@ -20,12 +20,14 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 
 from asyncrl.collectors.engines.base import Completion, Engine, EngineError, KvMode, Request
 from asyncrl.collectors.engines.decode import Decoder, Generation
-from asyncrl.collectors.engines.live import LiveModel, load_model
+from asyncrl.collectors.engines.live import LiveModel, load_base, load_model
 from asyncrl.collectors.engines.spans import Served
 from asyncrl.staleness import Weights
+from asyncrl.weights.adapter import Base
 from asyncrl.weights.base import StagedWeights, WeightsError
 from asyncrl.weights.reach import device_of
 
@@ -75,14 +77,18 @@ class TransformersEngine(Engine):
         dtype: str,
         attn: str,
         trust_remote_code: bool,
+        adapters: bool = False,
     ) -> None:
+        """adapters: keep the model it starts with, so that weights can come as an adapter of it."""
         if slots < 1:
             raise ValueError(f"an engine needs at least one slot, got {slots}")
         self.name = name
         self._model_path = model_path
         self._slots = slots
         self._max_length = max_length
-        self._load_arguments: dict[str, Any] = {"dtype": dtype, "attn": attn, "trust_remote_code": trust_remote_code}
+        self._dtype = dtype
+        self._load_arguments: dict[str, Any] = {"attn": attn, "trust_remote_code": trust_remote_code}
+        self._adapters = adapters
         self._thread: _DecodeThread | None = None
         self._live: LiveModel | None = None
         self._vocabulary = 0
@@ -133,7 +139,7 @@ class TransformersEngine(Engine):
             raise EngineError(f"engine {self.name} is running: close() it before start()")
         loop = asyncio.get_running_loop()
         try:
-            model = await asyncio.to_thread(load_model, self._model_path, **self._load_arguments)
+            model, base = await asyncio.to_thread(self._load)
         except Exception as error:
             raise EngineError(
                 f"engine {self.name} cannot load {self._model_path}: {type(error).__name__}: {error}"
@@ -146,7 +152,7 @@ class TransformersEngine(Engine):
         self._limit = min(length for length in (self._max_length, own) if length is not None)
         decoder = Decoder(model, slots=self._slots)
         await asyncio.to_thread(_check_exact, decoder)
-        self._live = LiveModel(model)
+        self._live = LiveModel(model, base)
         self._thread = _DecodeThread(
             f"decode-{self.name}", decoder, self._live, loop, on_finished=self._finish, on_end=self._end
         )
@@ -215,6 +221,10 @@ class TransformersEngine(Engine):
         self._end(None)
         if self._thread.is_alive():
             raise EngineError(f"engine {self.name}: the decode thread is still in a forward after {_CLOSE_S:.0f} s")
+
+    def _load(self) -> tuple[PreTrainedModel, Base | None]:
+        base = load_base(self._model_path, **self._load_arguments) if self._adapters else None
+        return load_model(self._model_path, dtype=self._dtype, **self._load_arguments), base
 
     def _admit(self, request: Request) -> Generation:
         """The request as something that runs. Raises ValueError if it cannot be served exactly."""

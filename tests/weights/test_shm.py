@@ -285,7 +285,7 @@ def test_keys_that_others_add_to_the_offer_are_ignored(images: Images) -> None:
 
 def test_another_format_is_refused(images: Images) -> None:
     offer = publish(images, 0, constant(0))
-    offer["manifest"]["format"] = 2
+    offer["manifest"]["format"] += 1
     with pytest.raises(WeightsError, match="must run the same version of asyncrl"):
         stage(offer)
 
