@@ -63,8 +63,10 @@ class FolderSender(NewestSender):
     def _put(
         self, image: Image, data: Bytes, manifest: Manifest, *, whole: bool, more: Mapping[str, Parts]
     ) -> FolderOffer:
-        """Write one version's folder: its tensors if `whole`, the files `more`, its manifest.json. manifest: that of the
-        image, with checksums."""
+        """Write one version's folder: its tensors if `whole`, the files `more`, its manifest.json.
+
+        manifest: the image's, with checksums.
+        """
         stored = Stored(
             run=self._run, writer=self._writer, lineage=image.weights.lineage, version=image.weights.version,
             whole=whole, manifest=manifest,
