@@ -242,12 +242,6 @@ def _check_weights(weights: WeightsConfig) -> None:
         )
 
 
-def _check_interface(weights: WeightsConfig) -> None:
-    if weights.interface is None:
-        return
-    import psutil  # here: nobody else needs it to read a recipe
-
-    found = sorted(psutil.net_if_addrs())  # type: ignore[no-untyped-call]
 def _check_adapter(recipe: Recipe) -> None:
     engine = recipe.collector.engine
     if recipe.weights.lora == "merged":
@@ -264,6 +258,12 @@ def _check_adapter(recipe: Recipe) -> None:
         )
 
 
+def _check_interface(weights: WeightsConfig) -> None:
+    if weights.interface is None:
+        return
+    import psutil  # here: nobody else needs it to read a recipe
+
+    found = sorted(psutil.net_if_addrs())  # type: ignore[no-untyped-call]
     if weights.interface not in found:
         raise RecipeError(
             f"weights.interface is {quoted(weights.interface)}; the learner's host has no such network interface. It "
