@@ -11,7 +11,7 @@ few elements change: an update of 1e-6 moves one bfloat16 in a hundred. Where ma
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -19,6 +19,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from asyncrl.learners.parallel import ALONE, Ranks
+from asyncrl.learners.parameters import Parameters
 from asyncrl.weights.delta_codec import Bytes, Extent, apply, encode
 
 SMALL = 64 * 1024
@@ -46,12 +47,9 @@ class History:
         ranks: Ranks = ALONE,
         small: int = SMALL,
     ) -> None:
-        self._model = model
-        # The objects: a sharded model that has gathered its weights shows others in their place.
-        self._parameters = [p for p in model.parameters() if p.requires_grad]
+        self._parameters = Parameters(model, ranks)
         self._keep = keep
         self._dtype = dtype
-        self._ranks = ranks
         self._small = small
         self._versions: dict[int, list[Kept]] = {}
         self.restart(version)
@@ -99,22 +97,16 @@ class History:
         """
         own = [
             kept if isinstance(kept, Tensor) and kept.dtype == live.dtype else live.to("cpu", copy=True)
-            for kept, live in zip(self._versions[self.versions[0]], self._live(), strict=True)
+            for kept, live in zip(self._versions[self.versions[0]], self._parameters.live(), strict=True)
         ]
 
         def load(version: int) -> None:
-            self._write(self._whole(version, index) for index in range(len(self._parameters)))
+            self._parameters.write(self._whole(version, index) for index in range(len(self._parameters)))
 
         try:
             yield load
         finally:
-            self._write(own)
-
-    @torch.no_grad()
-    def _write(self, tensors: Iterable[Tensor]) -> None:
-        for live, tensor in zip(self._live(), tensors, strict=True):
-            live.copy_(tensor)
-        self._ranks.refresh(self._model)
+            self._parameters.write(own)
 
     def _whole(self, version: int, index: int) -> Tensor:
         """One tensor of `version`."""
@@ -129,11 +121,8 @@ class History:
             apply(delta, _bytes(whole))
         return whole
 
-    def _live(self) -> Iterator[Tensor]:
-        return (self._ranks.own(parameter).detach() for parameter in self._parameters)
-
     def _now(self) -> list[Kept]:
-        return [live.to("cpu", self._dtype or live.dtype, copy=True).contiguous() for live in self._live()]
+        return [*self._parameters.copies(self._dtype)]
 
     def _smallest(self, old: Kept, new: Kept) -> Kept:
         """`old` as the difference to `new`, or whole if that is small or most of it changed."""

@@ -10,16 +10,14 @@ recomputed its keys and values when weights changed (`weights.update: recompute`
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from asyncrl.learners.batch import Batch, microbatches
-from asyncrl.learners.forward import token_logprobs
+from asyncrl.learners.batch import Batch
+from asyncrl.learners.frozen import frozen_logprobs
 from asyncrl.learners.history import History
 from asyncrl.learners.parallel import ALONE, Ranks
-from asyncrl.learners.step import pass_along, portion
 
 
 @torch.no_grad()
@@ -39,27 +37,14 @@ def version_logprobs(
     version: that the step starts from, `history`'s newest. Each version that is there passes the rows that have tokens
     of it through the model once; the model has its own weights again afterwards.
     """
-    device = next(model.parameters()).device
     found = torch.full((len(batch.token_ids),), torch.nan)
-    row_of = np.repeat(np.arange(len(batch.lengths)), batch.lengths)
     with history.loading() as load:
         for held in history.versions:
             of_version = batch.ages == version - held
-            rows = np.bincount(row_of[of_version.numpy()], minlength=len(batch.lengths)) > 0
-            portions = microbatches(batch, rows, portion(model, max_tokens))
-            passes = ranks.most(len(portions))
-            if passes:
+            if ranks.most(int(of_version.any())):
                 load(held)
-            for _ in range(passes - len(portions)):
-                pass_along(model, device, graded=False)
-            for micro in portions:
-                at = micro.positions
-                logprobs = token_logprobs(
-                    model,
-                    batch.token_ids[at].to(device),
-                    micro.cu_seqlens,
-                    temperature=temperature,
-                    share_prefixes=True,
-                ).cpu()
-                found[at] = torch.where(of_version[at], logprobs, found[at])
-    return torch.where(torch.isfinite(found), found, torch.nan)
+                logprobs = frozen_logprobs(
+                    model, batch, of_version, temperature=temperature, max_tokens=max_tokens, ranks=ranks
+                )
+                found = torch.where(of_version, logprobs, found)
+    return found
