@@ -15,7 +15,8 @@ from asyncrl.buffers.concurrency import all_or_nothing
 from asyncrl.collectors.engines.base import Completion, Engine, EngineError, Request
 from asyncrl.collectors.entrance import Entrance
 from asyncrl.config.derived import derive
-from asyncrl.config.recipe import Recipe, SimulatedEngine
+from asyncrl.config.recipe import Recipe, SimulatedEngine, VllmEngine
+from asyncrl.config.sizes import size_bytes
 from asyncrl.staleness import Weights
 
 logger = logging.getLogger(__name__)
@@ -204,6 +205,22 @@ def engine_makers(recipe: Recipe, name: str, model_path: Path | None) -> list[Ca
             )
         if model_path is None:
             raise CollectorError(f"collector.engine.type {config.type} needs a model, and none was given")
+        if isinstance(config, VllmEngine):
+            from asyncrl.collectors.engines import vllm
+
+            kv_bytes = config.kv_cache_memory_bytes
+            return vllm.VllmEngine(
+                f"{name}/{index}",
+                model_path,
+                slots=derive(recipe).engine_slots,
+                max_length=config.max_model_len or recipe.model.max_length,
+                dtype=recipe.model.dtype,
+                trust_remote_code=recipe.model.trust_remote_code,
+                gpu_memory_utilization=config.gpu_memory_utilization,
+                kv_cache_memory_bytes=None if kv_bytes is None else size_bytes(kv_bytes),
+                enforce_eager=config.enforce_eager,
+                extra=config.extra_args,
+            )
         # Here: torch and transformers take seconds to import, and a simulated collector has no use for them.
         from asyncrl.collectors.engines import transformers
 

@@ -67,7 +67,7 @@ def learner(
             "buffer.url is embedded, a store that only `asyncrl run` starts; "
             "start one with `asyncrl buffer serve` and give --buffer URL"
         )
-    asyncio.run(check(loaded.recipe, url=url, resume=previous is not None))
+    asyncio.run(check(loaded.recipe, url=url, resume=previous is not None, collects=False))
     with folders.opened(loaded, previous) as folder:
         click.echo(f"run folder {folder}")
         return _learn(loaded.recipe, url, folder, resume=previous is not None, show=True)

@@ -8,6 +8,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from asyncrl.config.derived import derive
+from asyncrl.config.engine_checks import check_engine
 from asyncrl.config.errors import RecipeError, quoted
 from asyncrl.config.objective_checks import check_objective
 from asyncrl.config.recipe import (
@@ -35,6 +36,7 @@ def check(recipe: Recipe) -> None:
     check_model(recipe.model)
     _check_task(recipe)
     _check_buffer(recipe)
+    check_engine(recipe)
     _check_sampling(recipe)
     _check_learner(recipe)
     check_objective(recipe)

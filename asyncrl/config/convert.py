@@ -21,10 +21,10 @@ from asyncrl.config.yaml_text import number, scalar
 
 S = TypeVar("S", bound=Section)
 
-LATER_TYPES = {"collector.engine.type": ("vllm", "sglang")}
+LATER_TYPES = {"collector.engine.type": ("sglang",)}
 """Types of a union that asyncrl will have and this version has not."""
 
-SIZES = ("buffer.max_bytes",)
+SIZES = ("buffer.max_bytes", "collector.engine.kv_cache_memory_bytes")
 MEANINGS = {"buffer.max_trajectory_age": "0 is synchronous"}
 """What a bound means, where the number alone does not say it."""
 
@@ -138,7 +138,7 @@ def _leaf(hint: Any, value: Any, key: str, root: type[Section]) -> Any:
             raise RecipeError(f"{key} is {quoted(value)}; it must be a number of 64 bits, at most {LARGEST}")
     try:
         converted = msgspec.convert(value, hint, strict=True)
-        if key in SIZES:
+        if key in SIZES and converted is not None:
             converted = size_text(size_bytes(converted))
     except msgspec.ValidationError:
         info = msgspec.inspect.type_info(hint)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from asyncrl.config.recipe import Recipe
+from asyncrl.config.recipe import Engine, Recipe, VllmEngine
 from asyncrl.config.sizes import size_bytes
 from asyncrl.schema import max_group_bytes
 
 MOST_SLOTS = 256
-"""Requests a collector decodes at once, over all its engines, unless `engine.slots` says otherwise: beyond it a decode
-step only gets slower."""
+"""Requests a collector decodes at once, over all its engines, unless the recipe says otherwise: beyond it a decode step
+only gets slower."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +29,17 @@ class Derived:
     reserved_bytes: int
 
 
+def given_slots(engine: Engine) -> int | None:
+    """What the recipe says of the requests an engine decodes at once, by the name that its type has for it."""
+    return engine.max_num_seqs if isinstance(engine, VllmEngine) else engine.slots
+
+
 def derive(recipe: Recipe) -> Derived:
     """All derived numbers of a recipe."""
     buffer, collector = recipe.buffer, recipe.collector
     window = (buffer.max_trajectory_age + 1) * recipe.learner.groups_per_step
     group_bytes = max_group_bytes(collector.group_size, recipe.model.max_length or collector.sampling.max_tokens + 1)
-    slots = collector.engine.slots
+    slots = given_slots(collector.engine)
     if slots is None and recipe.run.deterministic and buffer.max_trajectory_age == 0:
         slots = 1  # which requests share a forward depends on timing, and rounds each a little differently
     elif slots is None:  # as many as admission can fill

@@ -103,7 +103,7 @@ PLANNED = frozenset(
         "buffer.order",
         *(f"collector.{name}" for name in ("devices", "max_turns", "max_concurrent_groups")),
         *(f"collector.sampling.{name}" for name in ("min_p", "seed")),
-        "collector.engine.extra_args",
+        "collector.engine.tensor_parallel_size",
         *(f"learner.{name}" for name in ("devices", "optimizer", "lr_scheduler_type")),
         *(f"learner.{name}" for name in ("gradient_checkpointing", "parallel")),
         *(f"learner.checkpoint.{name}" for name in ("keep_best", "async_save")),

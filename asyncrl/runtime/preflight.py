@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 from asyncrl.buffers.store import Store, open_store
 from asyncrl.config.identity import identity_differences
 from asyncrl.config.recipe import CustomTask, Recipe, to_builtins
-from asyncrl.runtime import models, sinks
+from asyncrl.runtime import engine_package, models, sinks
 from asyncrl.runtime.task_check import check_custom
 from asyncrl.tasks.build import build_task
 
@@ -20,11 +20,11 @@ class RunInUse(Exception):
     """The store has a run of this name already; says how it differs and what to do."""
 
 
-async def check(recipe: Recipe, *, url: str | None, resume: bool) -> None:
-    """Raises the error of the part that cannot work: DataError, TaskError, ModelError, RecipeError (a sink's package),
-    BufferError, RunInUse.
+async def check(recipe: Recipe, *, url: str | None, resume: bool, collects: bool = True) -> None:
+    """Raises the error of the part that cannot work: DataError, TaskError, ModelError, RecipeError (the package of a
+    sink or engine), BufferError, RunInUse.
 
-    `url`: the store, None where it is to be started.
+    `url`: the store, None where it is to be started. `collects`: collectors will run on this host.
     """
     if isinstance(recipe.task, CustomTask):
         await check_custom(recipe.task, seed=recipe.run.seed)
@@ -32,6 +32,8 @@ async def check(recipe: Recipe, *, url: str | None, resume: bool) -> None:
         build_task(recipe.task, seed=recipe.run.seed)
     models.check(recipe)
     sinks.check(recipe.telemetry)
+    if collects:
+        engine_package.check(recipe.collector.engine)
     if url is None:
         return
     store = await open_store(url)

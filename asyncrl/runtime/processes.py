@@ -27,7 +27,7 @@ from asyncrl.config.recipe import Recipe, SimulatedEngine, to_builtins
 from asyncrl.config.secrets import masked
 from asyncrl.data.jsonl import DataError
 from asyncrl.learners.limits import limits_of
-from asyncrl.runtime import models
+from asyncrl.runtime import engine_package, models
 from asyncrl.runtime.preflight import is_listening, refuse_in_use
 from asyncrl.runtime.ranks import RankLost, meet, ranks_of
 from asyncrl.runtime.sinks import Sinks
@@ -135,6 +135,7 @@ async def collector(
     store, buffer = found
     try:
         recipe = recipe_from_document(buffer.recipe, overrides=overrides)
+        engine_package.check(recipe.collector.engine)
         model_path: Path | None = None
         if not isinstance(recipe.collector.engine, SimulatedEngine):
             model_path = await asyncio.to_thread(models.resolve, recipe)

