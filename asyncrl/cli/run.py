@@ -38,7 +38,7 @@ def run(recipe: str | None, resume: str | None, dry_run: bool, **options: Any) -
     if dry_run:
         from asyncrl.config.resolved import resolved_yaml
 
-        click.echo(resolved_yaml(loaded.recipe), nl=False)
+        click.echo(resolved_yaml(loaded.recipe, names_preset=loaded.names_preset), nl=False)
         return 0
     with folders.opened(loaded, previous) as folder:
         return _supervise(loaded.recipe, folder, resume=previous is not None)

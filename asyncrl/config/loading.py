@@ -49,9 +49,10 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class Loaded(Origin):
-    """A recipe and where it came from."""
+    """A recipe and where it came from. names_preset: it says itself which preset its objective begins with."""
 
     recipe: Recipe
+    names_preset: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +92,9 @@ def load_recipe(
     check_files(recipe)
     document = to_builtins(recipe)
     base = parent if parent is not None else written
-    return Loaded(document, source, _differences(Recipe, base, document, environ), recipe)
+    given = (merge(written, over).get("objective") or {}).get("preset")
+    differences = _differences(Recipe, base, document, environ)
+    return Loaded(document, source, differences, recipe, names_preset=given is not None)
 
 
 def load_sft_recipe(

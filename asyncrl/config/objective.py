@@ -1,7 +1,8 @@
 """The section `objective`: what is minimised, as parts that a preset names and single keys replace.
 
-A key that is not given has the preset's value, and the structs hold it from the beginning: a recipe that is shown,
-saved or hashed says all of it, and read back is the same. What contradicts itself is refused in `checks.py`.
+A key that is not given has the preset's value, and a recipe holds it from the beginning: one that is shown, saved or
+hashed says all of it, and read back is the same. Which preset that is where none is named depends on the age that the
+recipe allows. What contradicts itself is refused in `objective_checks.py`.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta
-from msgspec.structs import force_setattr
+from msgspec.structs import force_setattr, replace
 
 from asyncrl.config.section import Factor, NonNegative, Section
 
@@ -140,7 +141,7 @@ Anchor = NoAnchor | BehaviourKl
 class Objective(Section, frozen=True, kw_only=True):
     """What is minimised (`docs/objectives.md`). null: as the preset has it; `--dry-run` shows what that is."""
 
-    preset: Preset = "grpo"  # what the keys below are that are not given
+    preset: Preset | None = None  # what the keys below are that are not given; null: async at ages above 0, else grpo
     advantage: AdvantageKind | None = None  # how much better than its group an answer was
     importance_weight: ImportanceWeight | None = None  # a weight without a gradient, for where an answer came from
     mask: list[Mask] | None = None  # what is left out of numerator and denominator; one or a list
@@ -153,9 +154,26 @@ class Objective(Section, frozen=True, kw_only=True):
     proximal: Literal["behaviour", "behaviour-version"] = "behaviour"  # what the clipped ratio is taken to
 
     def __post_init__(self) -> None:
-        for key, value in _defaults(self).items():
+        if self.preset is None:
+            return  # until the recipe is known: see `completed`
+        for key, value in _defaults(self, self.preset).items():
             if getattr(self, key) is None:
                 force_setattr(self, key, value)
+
+
+def default_preset(max_trajectory_age: int) -> Preset:
+    """What is meant where no preset is named. Synchronous data need no correction, and `grpo` is what everybody knows;
+    `asyncrl bench staleness` shows why old data are not left to it.
+
+    >>> default_preset(0), default_preset(1)
+    ('grpo', 'async')
+    """
+    return "async" if max_trajectory_age > 0 else "grpo"
+
+
+def completed(objective: Objective, max_trajectory_age: int) -> Objective:
+    """The objective of a recipe that allows this age: with a preset, and all parts that follow from it."""
+    return objective if objective.preset else replace(objective, preset=default_preset(max_trajectory_age))
 
 
 CLIPS: dict[str, tuple[float | None, float | None]] = {
@@ -204,13 +222,13 @@ PRESET_CLIPS: dict[str, tuple[float, float]] = {"dr-grpo": (0.2, 0.2)}
 """Where a preset's own surrogate has another clip than CLIPS says."""
 
 
-def _defaults(objective: Objective) -> dict[str, Any]:
+def _defaults(objective: Objective, name: Preset) -> dict[str, Any]:
     """What the keys of an objective are that were not given: they follow from those that were."""
-    preset = PRESETS[objective.preset]
+    preset = PRESETS[name]
     surrogate = objective.surrogate or preset["surrogate"]
     clip = CLIPS[surrogate]
     if surrogate == preset["surrogate"]:
-        clip = PRESET_CLIPS.get(objective.preset, clip)
+        clip = PRESET_CLIPS.get(name, clip)
     found = {**preset, "mask": list(preset["mask"]), "epsilon": clip[0], "epsilon_high": clip[1]}
     if objective.proximal == "behaviour-version":
         found["importance_weight"] = TokenTis()  # of the engine's mismatch, which the clipped ratio does not hold then

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from asyncrl.config.errors import RecipeError
 from asyncrl.config.objective import (
+    PRESETS,
     DppoTv,
     GeometricSequence,
     GeometricWeight,
     K3Mask,
+    Mask,
     NoWeight,
     Objective,
     Opsm,
@@ -96,7 +98,7 @@ def _check_masks(objective: Objective, *, cuts_tokens: bool) -> None:
         whole = f"the importance weight {weight.type}"
     takes = "buffer.over_age mask" if cuts_tokens else ""
     if parted := next((mask for mask in masks if isinstance(mask, DppoTv | TokenAge)), None):
-        takes = f"objective.mask {parted.type}"
+        takes = f"objective.mask {_whose(parted, objective)}"
     if whole and takes:
         raise RecipeError(
             f"{whole} takes the ratio of a whole answer, of which {takes} would take single tokens out: what is left "
@@ -105,7 +107,13 @@ def _check_masks(objective: Objective, *, cuts_tokens: bool) -> None:
     decided = next((mask for mask in masks if isinstance(mask, _BY_WEIGHTS)), None)
     if decided is not None and objective.aggregation == "prompt":
         raise RecipeError(
-            f"objective.aggregation is prompt, but objective.mask {decided.type} is decided by the weights of the "
-            "moment: how many tokens of a prompt are left is not known before all of its answers were looked at. Use "
-            "aggregation token or sequence, or the masks truncated and token-age"
+            f"objective.aggregation is prompt, but objective.mask {_whose(decided, objective)} is decided by the "
+            "weights of the moment: how many tokens of a prompt are left is not known before all of its answers were "
+            "looked at. Use aggregation token or sequence, or the masks truncated and token-age"
         )
+
+
+def _whose(mask: Mask, objective: Objective) -> str:
+    """The mask's name, and whether it may be there without having been asked for."""
+    assert objective.preset is not None
+    return f"{mask.type} (of preset {objective.preset})" if mask in PRESETS[objective.preset]["mask"] else mask.type

@@ -36,7 +36,7 @@ PRESETS = {
         source="arXiv 2402.03300, with the clip and the mean over tokens of DAPO",
         note="The paper's own is `epsilon: 0.2`, `epsilon_high: 0.2`, `aggregation: sequence` and a KL to a reference, "
         "which asyncrl does not have yet.",
-        when="the default; ages up to about 4.",
+        when="the default at age 0; ages up to about 4.",
     ),
     "dr-grpo": Use(
         source="arXiv 2503.20783",
@@ -74,7 +74,7 @@ PRESETS = {
         "DPPO (arXiv 2602.04879) and the divergence of prime-rl, OPSM of DeepSeek-V3.2 (arXiv 2512.02556), the batch "
         "spread of arXiv 2508.08221",
         note="The threshold of OPSM is a proposal: its paper gives none.",
-        when="ages up to 8; mismatch between engine and learner.",
+        when="the default at ages above 0, good up to 8; mismatch between engine and learner.",
     ),
 }
 

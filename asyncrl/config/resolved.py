@@ -11,8 +11,8 @@ from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap, CommentedSeq
 from ruamel.yaml.representer import RoundTripRepresenter
 
-from asyncrl.config.derived import derive, given_slots
-from asyncrl.config.recipe import Recipe, VllmEngine, to_builtins
+from asyncrl.config.derived import derive
+from asyncrl.config.recipe import Recipe, to_builtins
 from asyncrl.config.secrets import masked
 from asyncrl.config.sft import SftRecipe
 from asyncrl.config.yaml_text import number
@@ -40,11 +40,11 @@ _Representer.add_representer(
 )
 
 
-def resolved_yaml(recipe: Recipe | SftRecipe, *, run_folder: str | None = None) -> str:
+def resolved_yaml(recipe: Recipe | SftRecipe, *, run_folder: str | None = None, names_preset: bool = True) -> str:
     """Every key with its value, defaults included, passwords as `***`; what follows from them is a `# derived` comment.
 
     Read back, the text gives the same recipe, so a derived number never turns into one that was asked for.
-    `run_folder`: the folder if it is known; else the pattern of its name is shown.
+    `run_folder`: the folder if it is known; else the pattern of its name is shown. `names_preset`: see `Loaded`.
     """
     document = masked(to_builtins(recipe))
     extends = document.pop("extends")
@@ -55,6 +55,9 @@ def resolved_yaml(recipe: Recipe | SftRecipe, *, run_folder: str | None = None) 
         _note(tree["run"], "output_dir", run_folder or f"runs/{recipe.run.name}-<date>-<n>")
     if isinstance(recipe, Recipe):
         _note_derived(tree, recipe)
+        if not names_preset:
+            age = recipe.buffer.max_trajectory_age
+            _note(tree["objective"], "preset", f"the default where buffer.max_trajectory_age is {age}")
     return dump(tree)
 
 
@@ -85,10 +88,8 @@ def _note_derived(tree: CommentedMap, recipe: Recipe) -> None:
         )
     if recipe.collector.min_members is not None:
         _note(tree["collector"], "min_members", f"of {recipe.collector.group_size}")
-    engine = recipe.collector.engine
-    if given_slots(engine) is None:
-        slots = "max_num_seqs" if isinstance(engine, VllmEngine) else "slots"
-        _note(tree["collector"]["engine"], slots, f"{derived.engine_slots} requests at once")
+    if recipe.collector.engine.slots is None:
+        _note(tree["collector"]["engine"], "slots", f"{derived.engine_slots} requests at once")
 
 
 def _note(section: CommentedMap, key: str, text: str) -> None:

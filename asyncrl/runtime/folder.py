@@ -157,7 +157,9 @@ def describe(folder: Path, loaded: Loaded | LoadedSft) -> None:
         )
         (folder / "versions.json").write_text(json.dumps(versions(), indent=2) + "\n")
         # Last: a folder that has it is a run.
-        (folder / "recipe.yaml").write_text(resolved_yaml(loaded.recipe, run_folder=str(folder)))
+        named = isinstance(loaded, LoadedSft) or loaded.names_preset
+        resolved = resolved_yaml(loaded.recipe, run_folder=str(folder), names_preset=named)
+        (folder / "recipe.yaml").write_text(resolved)
 
 
 def versions() -> dict[str, Any]:

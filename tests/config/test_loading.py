@@ -13,6 +13,7 @@ from asyncrl.config.loading import (
     recipe_from_document,
     stored_document,
 )
+from asyncrl.config.objective import Objective
 from asyncrl.config.recipe import (
     CustomTask,
     Recipe,
@@ -34,8 +35,8 @@ def test_the_default_recipe_is_the_packaged_tiny_reverse() -> None:
     assert loaded.parent_diff == []
 
 
-def test_the_packaged_default_and_the_structs_defaults_agree() -> None:
-    assert load_recipe(None, environ={}).recipe == Recipe()
+def test_the_packaged_default_is_the_structs_defaults_with_the_best_known_preset() -> None:
+    assert load_recipe(None, environ={}).recipe == Recipe(objective=Objective(preset="grpo"))
 
 
 def test_every_packaged_recipe_loads() -> None:

@@ -18,7 +18,7 @@ from asyncrl.config.objective import (
     TokenTis,
     TruncatedMask,
 )
-from asyncrl.config.recipe import Recipe
+from asyncrl.config.recipe import Buffer, Recipe
 from asyncrl.config.resolved import resolved_yaml
 from asyncrl.config.yaml_text import parse
 
@@ -38,8 +38,25 @@ def test_every_preset_is_sound_complete_and_the_same_when_it_is_read_back(preset
     assert shown["objective"]["advantage"] == recipe.objective.advantage
 
 
-def test_the_default_is_grpo_with_the_clip_of_dapo() -> None:
-    found = Recipe().objective
+@pytest.mark.parametrize(("age", "preset"), [(0, "grpo"), (1, "async"), (8, "async")])
+def test_the_preset_that_nobody_named_follows_from_the_age(age: int, preset: Any) -> None:
+    text = {"buffer": {"max_trajectory_age": age}}
+    found = convert(text).objective
+    assert found == convert({**text, "objective": {"preset": preset}}).objective
+    assert found.preset == preset
+    kept = convert({**text, "objective": {"aggregation": "sequence", "mask": [], "preset": None}}).objective
+    assert kept == convert({"objective": {"preset": preset, "aggregation": "sequence", "mask": []}}).objective
+    assert Recipe().objective == convert({"buffer": {"max_trajectory_age": 1}}).objective
+
+
+def test_a_recipe_that_is_kept_stays_what_it_was_at_another_age() -> None:
+    asynchronous = convert({})
+    synchronous = msgspec.structs.replace(asynchronous, buffer=Buffer(max_trajectory_age=0))
+    assert synchronous.objective == asynchronous.objective
+
+
+def test_grpo_has_the_clip_of_dapo() -> None:
+    found = objective(preset="grpo")
     assert (found.preset, found.advantage, found.surrogate) == ("grpo", "group-mean-std", "ppo-clip")
     assert (found.epsilon, found.epsilon_high, found.aggregation) == (0.2, 0.28, "token")
     assert (found.importance_weight, found.mask) == (NoWeight(), [])
@@ -56,7 +73,7 @@ def test_a_key_that_is_given_replaces_the_presets_and_leaves_the_others() -> Non
 def test_clip_and_weight_follow_the_surrogate_that_is_given() -> None:
     assert objective(preset="dr-grpo").epsilon_high == 0.2
     assert objective(preset="dr-grpo", surrogate="cispo").epsilon_high == 4.0
-    bare = objective(surrogate="reinforce")
+    bare = objective(preset="grpo", surrogate="reinforce")
     assert (bare.epsilon, bare.importance_weight) == (None, TokenTis())
     assert objective(preset="rloo").importance_weight == SequenceTis()
     assert objective(preset="rloo", surrogate="ppo-clip").importance_weight == NoWeight()

@@ -11,6 +11,7 @@ from asyncrl.config.derived import derive
 from asyncrl.config.identity import identity_differences, recipe_hash
 from asyncrl.config.loading import Loaded, load_recipe
 from asyncrl.config.merge import differing_keys, flatten, merge
+from asyncrl.config.objective import Objective
 from asyncrl.config.overrides import nested, override_document
 from asyncrl.config.recipe import Recipe, to_builtins
 from asyncrl.config.resolved import dump, resolved_yaml
@@ -124,6 +125,17 @@ def test_the_resolved_text_names_every_key_and_marks_what_is_derived(load: Load)
     assert "output_dir: null  # derived: runs/x-1\n" in resolved_yaml(loaded.recipe, run_folder="runs/x-1")
 
 
+def test_a_preset_that_follows_from_the_age_is_marked_and_one_that_is_named_is_not(load: Load) -> None:
+    for text, shown in (
+        ("", "preset: async  # derived: the default where buffer.max_trajectory_age is 1\n"),
+        ("objective: {preset: null, epsilon: 0.5}\nbuffer: {max_trajectory_age: 0}", "preset: grpo  # derived: "),
+        ("objective: {preset: async}", "preset: async\n"),
+        ("extends: tiny-reverse", "preset: grpo\n"),
+    ):
+        loaded = load(text)
+        assert shown in resolved_yaml(loaded.recipe, names_preset=loaded.names_preset)
+
+
 def test_what_follows_from_filters_and_uses_is_said_where_they_are_set(load: Load) -> None:
     text = resolved_yaml(load("buffer: {dynamic_sampling: true, max_uses: 2}\ncollector: {min_members: 6}").recipe)
     assert "max_uses: 2  # derived: 8 of a step's 16 groups are fresh, or more\n" in text
@@ -152,25 +164,29 @@ def test_derived_numbers_follow_from_the_recipe(load: Load) -> None:
 
 
 def test_the_hash_is_of_what_the_run_is_not_of_where_it_lies(load: Load) -> None:
-    one = load("buffer: {url: 'redis://:a@h/0'}").recipe
+    one = load("buffer: {url: 'redis://:a@h/0'}\nobjective: {preset: grpo}").recipe
     for same in (
-        "buffer: {url: 'redis://:b@other/0', max_bytes: 4096MiB}",
-        "run: {output_dir: /tmp/x}",
-        "model: {path: some/model}",
+        "extends: tiny-reverse\nbuffer: {url: 'redis://:b@other/0', max_bytes: 4096MiB}",
+        "extends: tiny-reverse\nrun: {output_dir: /tmp/x}",
+        "extends: tiny-reverse\nmodel: {path: some/model}",
         "extends: tiny-reverse",
     ):
         other = load(same).recipe
         assert recipe_hash(other) == recipe_hash(one) == recipe_hash(to_builtins(one))
         assert identity_differences(one, other) == []
-    for differs, key in (("run: {seed: 1}", "run.seed"), ("task: {type: 'a:B'}", "task.digits")):
-        other = load(differs).recipe
+    for differs, key in (
+        ("run: {seed: 1}", "run.seed"),
+        ("task: {type: 'a:B'}", "task.digits"),
+        ("objective: {preset: dapo}", "objective.preset"),
+    ):
+        other = load(f"extends: tiny-reverse\n{differs}").recipe
         assert recipe_hash(other) != recipe_hash(one)
         assert key in identity_differences(one, to_builtins(other))
 
 
 def test_the_hash_of_the_default_does_not_change_by_accident() -> None:
     assert len(recipe_hash(load_recipe(None, environ={}).recipe)) == 16
-    assert recipe_hash(load_recipe(None, environ={}).recipe) == recipe_hash(Recipe())
+    assert recipe_hash(load_recipe(None, environ={}).recipe) == recipe_hash(Recipe(objective=Objective(preset="grpo")))
 
 
 def test_secrets_are_masked_wherever_they_stand() -> None:

@@ -33,11 +33,13 @@ from asyncrl.learners.trained import load_trained
 from asyncrl.learners.trainer import Trainer
 from asyncrl.schema import decode
 
-RECIPE = Recipe(learner=Learner(learning_rate=1e-2, warmup_steps=0, max_grad_norm=0.5))
+RECIPE = Recipe(
+    objective=Objective(preset="grpo"), learner=Learner(learning_rate=1e-2, warmup_steps=0, max_grad_norm=0.5)
+)
 ADAPTED = msgspec.structs.replace(RECIPE, model=Model(lora=Lora(r=4, alpha=8)))
 ASKING = Recipe(
     learner=Learner(learning_rate=2e-3, warmup_steps=0, max_tokens_per_microbatch=25),
-    objective=Objective(proximal="behaviour-version"),
+    objective=Objective(preset="grpo", proximal="behaviour-version"),
     buffer=Buffer(max_trajectory_age=3),
 )
 STEPS = ((0, 1, 2, 3, 4), (4,), (1, 2, 3))

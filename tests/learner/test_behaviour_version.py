@@ -40,7 +40,7 @@ RECIPE = Recipe(
     buffer=Buffer(max_trajectory_age=MAX_AGE),
     collector=Collector(sampling=SamplingConfig(temperature=TEMPERATURE)),
     learner=Learner(learning_rate=3e-3, warmup_steps=0, max_tokens_per_microbatch=100),
-    objective=Objective(proximal="behaviour-version"),
+    objective=Objective(preset="grpo", proximal="behaviour-version"),
 )
 PROMPTS = ((1, 2, 3), (4, 5), (6, 7, 8, 9))
 

@@ -20,7 +20,7 @@ from asyncrl.learners.step import Seen, accumulate, train_step
 from asyncrl.schema import pack, to_batch
 
 FLAT = {"equal": [1.0, 1.0, 1.0], "equal zeros": [0.0, 0.0, 0.0], "alone": [0.0, math.nan, math.nan]}
-OPTIONS = {"objective": Objective(), "temperature": 0.9, "max_tokens": 10**6}
+OPTIONS = {"objective": Objective(preset="grpo"), "temperature": 0.9, "max_tokens": 10**6}
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from asyncrl.learners.shares import share_of
 from asyncrl.learners.step import accumulate
 from asyncrl.schema import to_batch
 
-OPTIONS: dict[str, Any] = {"objective": Objective(proximal="behaviour-version"), "temperature": 1.0}
+OPTIONS: dict[str, Any] = {"objective": Objective(preset="grpo", proximal="behaviour-version"), "temperature": 1.0}
 CAP = 2.0
 """Of the weight that such an objective has by default."""
 
@@ -86,7 +86,7 @@ def own(make_row: Any, make_group: Any) -> tuple[Batch, Any]:
             completion, logprobs = generator.integers(0, 24, n).tolist(), generator.normal(-3, 0.4, n).tolist()
             rows.append(make_row([1, 2, 3], completion, logprobs, reward=float(member), member=member))
         groups.append(to_batch(make_group(rows, ticket=ticket)))
-    return share_of(groups, version=1, recipe=Recipe())
+    return share_of(groups, version=1, recipe=Recipe(objective=Objective(preset="grpo")))
 
 
 def gradients(model: Any, own: tuple[Batch, Any], proximal: Tensor | None, max_tokens: int = 20) -> Tensor:

@@ -131,7 +131,9 @@ def test_the_gradient_does_not_depend_on_how_the_batch_is_split(model_path: Path
 
     def gradient(max_tokens: int) -> tuple[int, torch.Tensor]:
         model.zero_grad()
-        seen = accumulate(model, batch, worth, objective=Objective(), temperature=1.0, max_tokens=max_tokens)
+        seen = accumulate(
+            model, batch, worth, objective=Objective(preset="grpo"), temperature=1.0, max_tokens=max_tokens
+        )
         return seen.tokens, torch.cat(
             [p.grad.flatten() / seen.tokens for p in model.parameters() if p.grad is not None]
         )

@@ -25,8 +25,8 @@ from asyncrl.schema import pack, to_batch
 
 OBJECTIVES = {
     **{preset: Objective(preset=preset) for preset in get_args(Preset)},
-    "masked": Objective(mask=[DppoTv(threshold=0.05), TruncatedMask()]),
-    "prompt": Objective(aggregation="prompt", mask=[TruncatedMask()]),
+    "masked": Objective(preset="grpo", mask=[DppoTv(threshold=0.05), TruncatedMask()]),
+    "prompt": Objective(preset="grpo", aggregation="prompt", mask=[TruncatedMask()]),
     "sequence": Objective(preset="async", aggregation="sequence"),
 }
 
@@ -134,7 +134,8 @@ def test_updates_together_have_the_gradient_of_one(model_path: Path, groups_of: 
 def test_what_the_weights_of_the_moment_mask_leaves_the_denominator_from_its_own_update_on(
     model_path: Path, groups_of: Any
 ) -> None:
-    objective, model = Objective(mask=[DppoTv(threshold=0.02)]), load_model(model_path, "float32", "auto")
+    objective = Objective(preset="grpo", mask=[DppoTv(threshold=0.02)])
+    model = load_model(model_path, "float32", "auto")
     batch, worth = share_of(groups_of(REWARDS), version=1, recipe=Recipe(objective=objective))
     optimizer: Any = Watched(model)
     parts = [[0, 1, 2], [3, 4, 5]]
@@ -153,7 +154,9 @@ def test_what_the_weights_of_the_moment_mask_leaves_the_denominator_from_its_own
 def test_what_masks_take_is_counted_by_name_and_leaves_numerator_and_denominator(
     model_path: Path, groups_of: Any
 ) -> None:
-    recipe = Recipe(objective=Objective(mask=[DppoTv(threshold=0.02), TruncatedMask()], aggregation="token"))
+    recipe = Recipe(
+        objective=Objective(preset="grpo", mask=[DppoTv(threshold=0.02), TruncatedMask()], aggregation="token")
+    )
     trainer = Trainer.load(recipe, model_path, None)
     step = trainer.prepare(groups_of(REWARDS), version=1)
     seen, updates = trainer.train(step)
@@ -165,14 +168,14 @@ def test_what_masks_take_is_counted_by_name_and_leaves_numerator_and_denominator
     cut = np.repeat(step.batch.truncated, step.batch.lengths) & step.batch.trained.numpy()
     assert found["mask/tokens"]["truncated"] >= cut.sum() - found["mask/tokens"]["dppo-tv"]
     assert not (seen.included & cut).any()
-    plain = planned_units(step.batch, Objective(), range(6))
+    plain = planned_units(step.batch, Objective(preset="grpo"), range(6))
     assert planned_units(step.batch, recipe.objective, range(6)) == plain - cut.sum()
 
 
 def test_a_step_in_which_masks_take_everything_is_skipped_and_the_weights_stay(
     model_path: Path, groups_of: Any
 ) -> None:
-    recipe = Recipe(objective=Objective(mask=[TokenAge(max_age=0)]), learner=Learner(updates_per_step=2))
+    recipe = Recipe(objective=Objective(preset="grpo", mask=[TokenAge(max_age=0)]), learner=Learner(updates_per_step=2))
     trainer = Trainer.load(recipe, model_path, None)
     before = [p.detach().clone() for p in trainer.model.parameters()]
     seen, updates = trainer.train(trainer.prepare(groups_of(REWARDS), version=1))
@@ -208,7 +211,7 @@ def total(values: Any) -> list[float]:
 
 
 def worth_of(groups: list[Any], kind: Any, task: Any = None) -> np.ndarray[Any, Any]:
-    recipe = Recipe(objective=Objective(advantage=kind))
+    recipe = Recipe(objective=Objective(preset="grpo", advantage=kind))
     packed = pack(groups)
     recipe = recipe if task is None else Recipe(objective=recipe.objective, task=task)
     return scaled(packed.rewards, compared(packed, recipe).values, kind, total=total)
@@ -227,7 +230,7 @@ def test_a_spread_over_the_step_is_that_of_all_ranks(groups_of: Any) -> None:
     """Each gives its sums and gets those of both. Control: alone, a rank has another."""
     rewards = [[1.0, 0.0], [3.0, 1.0], [5.0, 2.0]]
     whole = worth_of(groups_of(rewards), "group-mean-batch-std")
-    recipe = Recipe(objective=Objective(advantage="group-mean-batch-std"))
+    recipe = Recipe(objective=Objective(preset="grpo", advantage="group-mean-batch-std"))
     packed = [pack(groups_of(rewards)[:1]), pack(groups_of(rewards)[1:])]
     values, kind = [compared(part, recipe).values for part in packed], recipe.objective.advantage
     everything = np.array([1.0, 0.0, 3.0, 1.0, 5.0, 2.0])

@@ -40,15 +40,21 @@ MASKS = (DppoTv(threshold=0.03), GeometricSequence(low=0.9, high=1.1), K3Mask(th
 MASKS += (TruncatedMask(), TokenAge(max_age=1))
 OBJECTIVES: dict[str, Objective] = {
     **{preset: Objective(preset=preset) for preset in get_args(Preset)},
-    **{f"weight {w.type}": Objective(surrogate="reinforce", importance_weight=w) for w in WEIGHTS},
-    **{f"weight {w.type} of two": Objective(proximal="behaviour-version", importance_weight=w) for w in WEIGHTS},
-    **{f"mask {m.type}": Objective(mask=[m]) for m in MASKS},
-    **{f"mask {m.type}, by answer": Objective(mask=[m], aggregation="sequence") for m in MASKS},
-    **{f"mask {m.type} of two": Objective(proximal="behaviour-version", mask=[m]) for m in MASKS},
-    **{f"kl {k}": Objective(anchor=BehaviourKl(coefficient=0.3, estimator=k)) for k in ("k1", "k2", "k3")},
-    **{f"by {a}": Objective(aggregation=a) for a in ("token", "sequence", "prompt", "constant")},
-    "prompt, masked": Objective(aggregation="prompt", mask=[TruncatedMask(), TokenAge(max_age=2)]),
-    "dual clip": Objective(dual_clip=1.3),
+    **{f"weight {w.type}": Objective(preset="grpo", surrogate="reinforce", importance_weight=w) for w in WEIGHTS},
+    **{
+        f"weight {w.type} of two": Objective(preset="grpo", proximal="behaviour-version", importance_weight=w)
+        for w in WEIGHTS
+    },
+    **{f"mask {m.type}": Objective(preset="grpo", mask=[m]) for m in MASKS},
+    **{f"mask {m.type}, by answer": Objective(preset="grpo", mask=[m], aggregation="sequence") for m in MASKS},
+    **{f"mask {m.type} of two": Objective(preset="grpo", proximal="behaviour-version", mask=[m]) for m in MASKS},
+    **{
+        f"kl {k}": Objective(preset="grpo", anchor=BehaviourKl(coefficient=0.3, estimator=k))
+        for k in ("k1", "k2", "k3")
+    },
+    **{f"by {a}": Objective(preset="grpo", aggregation=a) for a in ("token", "sequence", "prompt", "constant")},
+    "prompt, masked": Objective(preset="grpo", aggregation="prompt", mask=[TruncatedMask(), TokenAge(max_age=2)]),
+    "dual clip": Objective(preset="grpo", dual_clip=1.3),
     "wide gspo": Objective(preset="gspo", epsilon=0.1, epsilon_high=0.1),
     "narrow cispo": Objective(preset="cispo", epsilon=0.1, epsilon_high=0.1),
 }
@@ -159,9 +165,12 @@ def test_each_part_does_something_and_not_everything(toy: ModuleType, part: Any)
     """So that the comparisons above are not between two ways of doing nothing."""
     answers = toy.every_answer(7, 2)
     masks = part in MASKS
-    plain = Objective(surrogate="reinforce", importance_weight=NoWeight())
+    plain = Objective(preset="grpo", surrogate="reinforce", importance_weight=NoWeight())
     with_part = Objective(
-        surrogate="reinforce", importance_weight=NoWeight() if masks else part, mask=[part] if masks else []
+        preset="grpo",
+        surrogate="reinforce",
+        importance_weight=NoWeight() if masks else part,
+        mask=[part] if masks else [],
     )
     found, without = toy.gradient(with_part, answers), toy.gradient(plain, answers)
     assert found.abs().max() > 1e-3
@@ -210,7 +219,7 @@ def expected(toy: ModuleType, objective: Objective, lag: float, *, kind: str, me
 
 
 def reinforce_with(weight: Any) -> Objective:
-    return Objective(surrogate="reinforce", importance_weight=weight, aggregation="constant")
+    return Objective(preset="grpo", surrogate="reinforce", importance_weight=weight, aggregation="constant")
 
 
 EXACT = SequenceTis(cap=1e6)
@@ -252,7 +261,7 @@ def test_weights_of_tokens_have_the_bias_of_the_prefixes_that_were_sampled(toy: 
     not depend on what follows. An unclipped PPO ratio is the same estimator, gradient for gradient."""
     found, truth = expected(toy, reinforce_with(TokenTis(cap=1e6)), 2, kind="raw", members=1)
     assert (found - truth).abs().max() > 1e-3
-    wide = Objective(epsilon=1.0, epsilon_high=1e6, aggregation="constant")
+    wide = Objective(preset="grpo", epsilon=1.0, epsilon_high=1e6, aggregation="constant")
     clipped, _ = expected(toy, wide, 2, kind="raw", members=1)
     torch.testing.assert_close(clipped, found, atol=1e-10, rtol=0)
     fresh, true_fresh = expected(toy, reinforce_with(TokenTis(cap=1e6)), 0, kind="raw", members=1)
@@ -263,6 +272,7 @@ def anchored(toy: ModuleType, estimator: str, lag: float) -> tuple[Tensor, Tenso
     """Over answers of mu: the expected gradient of an answer's sum of the estimator, and that of KL(mu || pi)."""
     logits, old = toy.policy(3).requires_grad_(), toy.policy(3, lag)
     objective = Objective(
+        preset="grpo",
         surrogate="reinforce",
         importance_weight=NoWeight(),
         aggregation="constant",

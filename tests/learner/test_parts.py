@@ -146,12 +146,14 @@ def test_divergences_by_hand_pull_towards_the_policy_that_sampled() -> None:
 PARTS = {
     **{preset: Objective(preset=preset) for preset in get_args(Preset)},
     **{
-        weight.type: Objective(surrogate="reinforce", importance_weight=weight)
+        weight.type: Objective(preset="grpo", surrogate="reinforce", importance_weight=weight)
         for weight in (NoWeight(), TokenTis(), TokenIcepop(), SequenceTis(), SequenceMis(), GeometricWeight())
     },
-    **{mask.type: Objective(mask=[mask]) for mask in (DppoTv(), GeometricSequence(), K3Mask(), Opsm())},
-    **{estimator: Objective(anchor=BehaviourKl(estimator=estimator)) for estimator in ("k1", "k2", "k3")},
-    "dual": Objective(dual_clip=10.0),
+    **{mask.type: Objective(preset="grpo", mask=[mask]) for mask in (DppoTv(), GeometricSequence(), K3Mask(), Opsm())},
+    **{
+        estimator: Objective(preset="grpo", anchor=BehaviourKl(estimator=estimator)) for estimator in ("k1", "k2", "k3")
+    },
+    "dual": Objective(preset="grpo", dual_clip=10.0),
 }
 
 

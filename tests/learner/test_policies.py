@@ -46,6 +46,7 @@ def recipe_of(**buffer: Any) -> Recipe:
                 "group_size": 3,
             },
             "learner": {"groups_per_step": 3, "checkpoint": {"every_steps": 4}},
+            "objective": {"preset": "grpo"},  # it masks no token of its own
             "eval": {"at_start": False, "at_end": False},
         }
     )

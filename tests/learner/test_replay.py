@@ -31,6 +31,7 @@ from asyncrl.telemetry.metrics import read_metrics, surviving_steps
 RECIPE = Recipe(
     run=Run(name="replayed", max_steps=6),
     buffer=Buffer(max_trajectory_age=1),
+    objective=Objective(preset="grpo"),
     collector=Collector(group_size=4, sampling=SamplingConfig(max_tokens=4)),
     learner=Learner(
         groups_per_step=3,
@@ -41,7 +42,7 @@ RECIPE = Recipe(
     eval=Eval(at_start=False, at_end=False),
 )
 SEVERAL = msgspec.structs.replace(RECIPE, learner=msgspec.structs.replace(RECIPE.learner, updates_per_step=2))
-ASKING = msgspec.structs.replace(RECIPE, objective=Objective(proximal="behaviour-version"))
+ASKING = msgspec.structs.replace(RECIPE, objective=Objective(preset="grpo", proximal="behaviour-version"))
 FORK = 3  # where the learner stopped and a second one went on
 
 

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from asyncrl.buffers.memory import MemoryBuffer
+from asyncrl.config.objective import Objective
 from asyncrl.config.recipe import Buffer, Checkpoint, Collector, Eval, Learner, Recipe, Run, SamplingConfig, to_builtins
 from asyncrl.learners.limits import limits_of
 from asyncrl.learners.service import learn
@@ -35,6 +36,7 @@ def finished(
     recipe = Recipe(
         run=Run(name="right-step", max_steps=STEPS),
         buffer=Buffer(max_trajectory_age=1),
+        objective=Objective(preset="grpo"),
         collector=Collector(group_size=4, sampling=SamplingConfig(temperature=1.0)),
         learner=Learner(
             groups_per_step=3,

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from asyncrl.config.objective import Objective
 from asyncrl.config.recipe import Recipe
 from asyncrl.learners.advantages import advantages
 from asyncrl.learners.batch import make_batch
@@ -57,7 +58,7 @@ def groups(make_row, make_group) -> list:
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 7])
 def test_what_the_shares_saw_is_what_the_whole_batch_saw(groups: list, model_path: Path, ranks: int) -> None:
-    recipe = Recipe()
+    recipe = Recipe(objective=Objective(preset="grpo"))
     batch = make_batch(pack(groups), version=1, max_age=1)
     worth = advantages(batch.rewards, batch.groups, recipe.objective.advantage).values
     model = load_model(model_path, "float32", "auto")

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from asyncrl.config.objective import Objective
 from asyncrl.config.recipe import Learner, Recipe
 from asyncrl.learners import step
 from asyncrl.learners.batch import Batch
@@ -28,7 +29,8 @@ from asyncrl.learners.trainer import Trainer
 from asyncrl.schema import to_batch
 
 TICKETS = st.lists(st.integers(0, 10_000), min_size=1, max_size=40, unique=True)
-OPTIONS: dict[str, Any] = {"objective": Recipe().objective, "temperature": 1.0, "max_tokens": 30}
+RECIPE = Recipe(objective=Objective(preset="grpo"))
+OPTIONS: dict[str, Any] = {"objective": RECIPE.objective, "temperature": 1.0, "max_tokens": 30}
 
 
 @given(TICKETS, st.integers(1, 9))
@@ -111,7 +113,7 @@ def mean_gradient(
     model: Any, groups: list[pa.RecordBatch], updates: int, *, max_tokens: int = 30, of: str = "step"
 ) -> torch.Tensor:
     """Over the updates of one step, all from the same weights."""
-    batch, worth = share_of(groups, version=1, recipe=Recipe())
+    batch, worth = share_of(groups, version=1, recipe=RECIPE)
     optimizer = Watched(model, of)
     parts = split(range(len(groups)), updates)
     train_step(model, optimizer, batch, worth, **{**OPTIONS, "max_tokens": max_tokens}, parts=parts)
@@ -153,11 +155,11 @@ class Two(Alone):
 def test_the_denominator_is_of_the_step_over_both_ranks_and_all_updates(model: Any, groups_of: Any) -> None:
     """Two ranks take turns in this process: their gradients add up to those of one, update by update."""
     groups = groups_of(MIXED)
-    batch, _ = share_of(groups, version=1, recipe=Recipe())
+    batch, _ = share_of(groups, version=1, recipe=RECIPE)
     loads = np.bincount(batch.groups, weights=batch.lengths).tolist()
     shares = deal(range(len(groups)), loads, updates=3, ranks=2)
     assert [] in [share for update in shares for share in update], "one rank has nothing to do in one update"
-    own = [share_of([groups[n] for n in share_groups(shares, rank)], version=1, recipe=Recipe()) for rank in (0, 1)]
+    own = [share_of([groups[n] for n in share_groups(shares, rank)], version=1, recipe=RECIPE) for rank in (0, 1)]
     sums: list[list[list[float]]] = []
     for rank in (0, 1):
         probe = Noted()
@@ -169,7 +171,7 @@ def test_the_denominator_is_of_the_step_over_both_ranks_and_all_updates(model: A
         train_step(model, optimizer, *own[rank], **OPTIONS, parts=share_parts(shares, rank), ranks=both)
         found = found + torch.stack(optimizer.gradients)
     alone = Watched(model)
-    batch, worth = share_of(groups, version=1, recipe=Recipe())
+    batch, worth = share_of(groups, version=1, recipe=RECIPE)
     train_step(model, alone, batch, worth, **OPTIONS, parts=split(range(len(groups)), 3))
     torch.testing.assert_close(found, torch.stack(alone.gradients), atol=1e-6, rtol=1e-5)
 
@@ -192,7 +194,7 @@ def a_step(
 
 
 def test_one_part_of_all_groups_is_the_step_of_one_update_bit_for_bit(model_path: Path, groups_of: Any) -> None:
-    own = share_of(groups_of(MIXED), version=1, recipe=Recipe())
+    own = share_of(groups_of(MIXED), version=1, recipe=RECIPE)
     weights = []
     for parts in (None, [[0, 1, 2, 3, 4]]):
         model = load_model(model_path, "float32", "auto")
@@ -206,7 +208,7 @@ def test_one_part_of_all_groups_is_the_step_of_one_update_bit_for_bit(model_path
 def test_a_later_updates_ratio_is_that_of_its_own_weights_to_those_that_sampled(model: Any, groups_of: Any) -> None:
     """So that the clip does its work: what the updates before have done to a token is in its ratio."""
     groups = groups_of(MIXED)
-    own = share_of(groups, version=1, recipe=Recipe())
+    own = share_of(groups, version=1, recipe=RECIPE)
     start = a_step(model, Watched(model), own, [range(5)]).seen
     optimizer = Optimizer(model, Learner(learning_rate=0.1, warmup_steps=0))
     seen = a_step(model, optimizer, own, [[0, 1], [2, 3, 4]]).seen
@@ -220,7 +222,7 @@ def test_a_later_updates_ratio_is_that_of_its_own_weights_to_those_that_sampled(
 
 
 def test_an_update_that_is_not_finite_is_left_out_and_the_others_are_made(model: Any, groups_of: Any) -> None:
-    batch, worth = share_of(groups_of(MIXED), version=1, recipe=Recipe())
+    batch, worth = share_of(groups_of(MIXED), version=1, recipe=RECIPE)
     optimizer = Optimizer(model, Learner(learning_rate=1e-2))
     worth = np.where(batch.groups == 0, np.inf, worth)
     updates = a_step(model, optimizer, (batch, worth), [[0, 1], [2, 3], [4]]).updates
@@ -238,7 +240,7 @@ def test_an_update_that_is_not_finite_is_left_out_and_the_others_are_made(model:
 
 
 def test_a_part_in_which_nothing_was_scored_makes_no_update(model: Any, groups_of: Any) -> None:
-    own = share_of(groups_of([[math.nan, math.nan], [0, 1]]), version=1, recipe=Recipe())
+    own = share_of(groups_of([[math.nan, math.nan], [0, 1]]), version=1, recipe=RECIPE)
     optimizer = Optimizer(model, Learner())
     updates = a_step(model, optimizer, own, [[0], [1]]).updates
     assert [update.skipped for update in updates.each] == [
@@ -252,7 +254,7 @@ def test_tokens_that_are_not_finite_leave_the_denominator_once_they_are_seen(
     model: Any, groups_of: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The model gives NaN for the first sampled token of each answer to the second part."""
-    batch, worth = share_of(groups_of(MIXED), version=1, recipe=Recipe())
+    batch, worth = share_of(groups_of(MIXED), version=1, recipe=RECIPE)
     broken: list[int] = []
     whole = step.token_logprobs
 
@@ -280,7 +282,7 @@ def test_tokens_that_are_not_finite_leave_the_denominator_once_they_are_seen(
 
 
 def test_a_batch_of_fewer_groups_than_updates_makes_fewer(model_path: Path, groups_of: Any) -> None:
-    recipe = Recipe(learner=Learner(updates_per_step=4))
+    recipe = Recipe(objective=Objective(preset="grpo"), learner=Learner(updates_per_step=4))
     trainer = Trainer.load(recipe, model_path, None)
     prepared = trainer.prepare(groups_of(MIXED[:3]), version=1)
     seen, updates = trainer.train(prepared)
