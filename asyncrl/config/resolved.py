@@ -11,8 +11,8 @@ from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap, CommentedSeq
 from ruamel.yaml.representer import RoundTripRepresenter
 
-from asyncrl.config.derived import derive
-from asyncrl.config.recipe import Recipe, to_builtins
+from asyncrl.config.derived import derive, given_slots
+from asyncrl.config.recipe import Recipe, VllmEngine, to_builtins
 from asyncrl.config.secrets import masked
 from asyncrl.config.sft import SftRecipe
 from asyncrl.config.yaml_text import number
@@ -88,8 +88,10 @@ def _note_derived(tree: CommentedMap, recipe: Recipe) -> None:
         )
     if recipe.collector.min_members is not None:
         _note(tree["collector"], "min_members", f"of {recipe.collector.group_size}")
-    if recipe.collector.engine.slots is None:
-        _note(tree["collector"]["engine"], "slots", f"{derived.engine_slots} requests at once")
+    engine = recipe.collector.engine
+    if given_slots(engine) is None:
+        slots = "max_num_seqs" if isinstance(engine, VllmEngine) else "slots"
+        _note(tree["collector"]["engine"], slots, f"{derived.engine_slots} requests at once")
 
 
 def _note(section: CommentedMap, key: str, text: str) -> None:

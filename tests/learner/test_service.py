@@ -67,8 +67,7 @@ def check_names(records: list[dict[str, Any]]) -> None:
             continue
         written = {"reward_part/<name>" if key.startswith("reward_part/") else key for key in record}
         assert written - {"nonfinite_values"} == set(names.step_names()) - {"nonfinite_values"}
-        for buckets in (record["by_age"], record["by_length"]):
-            assert all(set(bucket) == set(names.BUCKET) for bucket in buckets.values())
+        assert all(set(bucket) == set(names.BY_AGE) for bucket in record["by_age"].values())
 
 
 def buffer_of(recipe: Recipe) -> MemoryBuffer:
