@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 
 from asyncrl.buffers.archive_ledger import ArchiveLedger
 from asyncrl.buffers.parquet import write_whole
-from asyncrl.schema import check_schema, pack, validate
+from asyncrl.schema import check_schema, together, validate
 from asyncrl.staleness import Weights, age
 
 _PART = re.compile(r"step-(\d{4,})-(\d{6,})\.parquet")
@@ -55,7 +55,7 @@ class Archive:
     def write(self, lineage: int, step: int, batches: Sequence[pa.RecordBatch]) -> Path:
         """Write the part of a step, over an older try of the same step; on return it survives a power failure. Call it
         before the commit."""
-        table = pack(batches).table
+        table = together(batches)
         for name, value in zip(ADDED, (lineage, step), strict=True):
             table = table.append_column(name, pa.array(np.full(table.num_rows, value, np.int32)))
         path = self._path(Weights(lineage, step))

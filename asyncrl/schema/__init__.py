@@ -21,7 +21,7 @@ it does not know.
 from __future__ import annotations
 
 from asyncrl.schema.columns import FINISH_REASONS, SCHEMA, SCHEMA_VERSION, TOKEN_COLUMNS, check_schema
-from asyncrl.schema.packed import Packed, pack, sampled_tokens, span_weights, version_range
+from asyncrl.schema.packed import Packed, pack, sampled_tokens, span_weights, together, version_range
 from asyncrl.schema.record import Group, Trajectory, VersionSpan, to_batch
 from asyncrl.schema.rules import validate
 from asyncrl.schema.stream import decode, decode_all, digest, encode, max_group_bytes
@@ -45,6 +45,7 @@ __all__ = [
     "sampled_tokens",
     "span_weights",
     "to_batch",
+    "together",
     "validate",
     "version_range",
 ]

@@ -9,14 +9,14 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from asyncrl.schema.columns import TOKEN_COLUMNS, entries, values_of
+from asyncrl.schema.columns import TOKEN_COLUMNS, entries, starts_of, values_of
 from asyncrl.staleness import Weights
 
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """Groups back to back: per-token columns of all rows, and where each row starts. Zero-copy where Arrow allows; the
-    arrays are read-only. N tokens, R rows."""
+    """Groups back to back: per-token columns of all rows, which are read-only, and where each row starts. N tokens, R
+    rows."""
 
     token_ids: NDArray[np.int32]  # [N]
     loss_mask: NDArray[np.uint8]  # [N]
@@ -25,31 +25,35 @@ class Packed:
     cu_seqlens: NDArray[np.int64]  # [R + 1]
     rewards: NDArray[np.float64]  # [R]; NaN = unscored
     groups: NDArray[np.int64]  # [R] index of the row's group in the batch
-    table: pa.Table
+    table: pa.Table  # every column as the groups have it, and so what keeps them alive
 
 
 def pack(batches: Sequence[pa.RecordBatch]) -> Packed:
-    """Put groups back to back, in the order given. Columns that only some of them have are filled with nulls."""
+    """Put groups back to back, in the order given: what is one entry per token is copied once (one group: not even
+    that), the rest not at all.
+
+    Batches must be sound (`decode_all`): joining broken offsets reads what is not theirs.
+    """
     if not batches:
         raise ValueError("nothing to pack: no group")
     table = together(batches)
-    columns = {name: table.column(name).chunk(0) for name in TOKEN_COLUMNS}
-    offsets = columns["token_ids"].offsets.to_numpy()
+    tokens = table.select(list(TOKEN_COLUMNS)).combine_chunks()
+    columns = {name: tokens.column(name).chunk(0) for name in TOKEN_COLUMNS}
     return Packed(
-        **{name: column.flatten().to_numpy() for name, column in columns.items()},
-        cu_seqlens=(offsets - offsets[0]).astype(np.int64),
-        rewards=table.column("reward").chunk(0).to_numpy(),
+        **{name: entries(column).to_numpy() for name, column in columns.items()},
+        cu_seqlens=starts_of(columns["token_ids"]).astype(np.int64),
+        rewards=table.column("reward").to_numpy(),
         groups=np.repeat(np.arange(len(batches)), [batch.num_rows for batch in batches]),
         table=table,
     )
 
 
 def together(batches: Sequence[pa.RecordBatch]) -> pa.Table:
-    """One table of one chunk a column. Batches must be sound: joining broken offsets reads what is not theirs."""
+    """One table with a chunk a group: nothing is copied. Columns that only some of them have are filled with nulls."""
     if all(batch.schema.equals(batches[0].schema) for batch in batches):  # no columns to compare one by one
-        return pa.Table.from_batches(batches).combine_chunks()
+        return pa.Table.from_batches(batches)
     tables = [pa.Table.from_batches([batch]) for batch in batches]
-    return pa.concat_tables(tables, promote_options="default").combine_chunks()
+    return pa.concat_tables(tables, promote_options="default")
 
 
 def version_range(batch: pa.RecordBatch) -> tuple[int, int]:

@@ -77,7 +77,7 @@ def decode_all(payloads: Sequence[bytes | memoryview]) -> list[pa.RecordBatch]:
             raise ValueError(f"payload {n}: {error}") from error
     if not batches:
         return []
-    table = together(batches)
+    table = together(batches).combine_chunks()
     firsts = np.cumsum([0, *(batch.num_rows for batch in batches[:-1])])
     try:
         check_columns({name: table.column(name).chunk(0) for name in SCHEMA.names}, firsts)
