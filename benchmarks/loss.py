@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from asyncrl.benchmarks.frame import Measured, Row, Say, Target
-from asyncrl.learners import head
+from asyncrl.learners import predictions
 
 VOCABULARY = 151_936
 MEMORY = 0.25  # of plain's, what the project promises
@@ -149,8 +149,8 @@ def _side(name: str, problem: Problem) -> Iterator[Callable[[], Pass]]:
 def _serve(calls: Connection, name: str, problem: Problem, threads: int) -> None:
     torch.set_num_threads(threads)
     if name == "whole":
-        head.BLOCK = head.LOGITS = problem.tokens * problem.vocabulary
-    logprobs = _plain if name == "plain" else head.chosen_logprobs
+        predictions.BLOCK = predictions.LOGITS = problem.tokens * problem.vocabulary
+    logprobs = _plain if name == "plain" else _by_blocks
     inputs, weights = _inputs(problem)
     before = psutil.Process().memory_info().rss  # type: ignore[no-untyped-call]
     while True:
@@ -168,7 +168,7 @@ def _serve(calls: Connection, name: str, problem: Problem, threads: int) -> None
 
 
 def _inputs(problem: Problem) -> tuple[tuple[Any, ...], Tensor]:
-    """What `chosen_logprobs` takes, and the gradient that comes from the loss. Logits have a deviation of 3."""
+    """What `predicted` takes, and the gradient that comes from the loss. Logits have a deviation of 3."""
     generator = torch.Generator().manual_seed(0)
     hidden = torch.randn(problem.tokens, problem.width, generator=generator)
     weight = torch.randn(problem.vocabulary, problem.width, generator=generator).mul_(3 / problem.width**0.5)
@@ -182,6 +182,10 @@ def _inputs(problem: Problem) -> tuple[tuple[Any, ...], Tensor]:
 
 def _plain(hidden: Tensor, weight: Tensor, _bias: None, _rows: Tensor, targets: Tensor) -> Tensor:
     return torch.log_softmax(hidden @ weight.T, dim=-1).gather(1, targets[:, None]).squeeze(1)
+
+
+def _by_blocks(*inputs: Any) -> Tensor:
+    return predictions.predicted(*inputs).logprobs
 
 
 def _peak() -> int:

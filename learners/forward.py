@@ -25,7 +25,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, PreTrainedModel
 
-from asyncrl.learners.head import Predicted, call_with_head, head_for, predicted_plainly
+from asyncrl.learners.head import call_with_head, head_for
+from asyncrl.learners.predictions import Predicted, predicted_plainly
 
 PACKED = "asyncrl_packed"
 

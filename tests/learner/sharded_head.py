@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from asyncrl.learners import head
+from asyncrl.learners import predictions
 from asyncrl.learners.forward import token_predictions
 from asyncrl.learners.model import load_model
 from asyncrl.learners.parallel import Ranks, Sharded
@@ -35,7 +35,7 @@ def gradients(ranks: Ranks, folder: Path) -> dict[str, torch.Tensor]:
 
 def by_blocks() -> None:
     """From now on no logit is kept, and a block has at most 30."""
-    head.LOGITS, head.BLOCK = 0, 30
+    predictions.LOGITS, predictions.BLOCK = 0, 30
 
 
 def main() -> None:
