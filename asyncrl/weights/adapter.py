@@ -30,7 +30,8 @@ class ServedWeights:
     """The weights of a model as engines hold them; iterating gives (name, tensor), adapters added one at a time.
 
     Names and order are those of a model without adapters. `tied`: alias -> source, as in `model_tensors`. `factors`: A
-    and B by the names under which they are published, float32. Tensors that no adapter changes are given as they are.
+    and B by the names under which they are published, float32. What an adapter changes is given in float32, all else as
+    it is.
     """
 
     parts: Sequence[tuple[str, torch.Tensor]]  # of the base model
@@ -41,7 +42,9 @@ class ServedWeights:
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
         adapted = set(self.adapter.weights) if self.adapter else set()
         for name, tensor in self.parts:
-            yield name, self.sum(name, tensor, torch.empty_like(tensor)) if name in adapted else tensor
+            if name in adapted:
+                tensor = self.sum(name, tensor, torch.empty_like(tensor, dtype=torch.float32))
+            yield name, tensor
 
     def sum(self, name: str, base: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         """W' of the adapted weight `name`, whose W is `base`, written to `out`, which is of the same shape and of any

@@ -144,6 +144,12 @@ MISTAKES = {
     "weights: {interface: nope0}": ("weights.interface", '"nope0"', "no such network interface. It has", "lo"),
     "weights: {port: 70000}": ("weights.port is 70000", "at most 65535"),
     "weights: {anchor_every: 0}": ("weights.anchor_every is 0", "1 or more"),
+    "weights: {lora: adapter}": ("weights.lora is adapter", "model.lora is null", "model.lora: {r: 16}"),
+    "{weights: {lora: adapter}, model: {lora: {r: 4}}, collector: {engine: {type: simulated}}}": (
+        "weights.lora is adapter",
+        "collector.engine.type simulated",
+        "Leave weights.lora out",
+    ),
     "weights: {transport: nccl}": ("weights.transport", '"nccl"', "collective"),
     "buffer: {max_bytes: 1MiB}": ("buffer.max_bytes is 1MiB", "32 groups", "bytes each", "Raise buffer.max_bytes"),
     "model: {max_length: 8}": ("collector.sampling.max_tokens is 8", "model.max_length 8"),

@@ -16,10 +16,11 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 
 from asyncrl.buffers.base import Fenced, Member
 from asyncrl.buffers.memory import MemoryBuffer
-from asyncrl.config.recipe import Buffer, Recipe, Run, WeightsConfig
+from asyncrl.config.recipe import Buffer, Lora, Recipe, Run, WeightsConfig
 from asyncrl.learners import outlet as outlets
 from asyncrl.learners.limits import limits_of
-from asyncrl.learners.lora import in_dtype, served_weights
+from asyncrl.learners.lora import attach, in_dtype, served_weights
+from asyncrl.learners.model import load_model
 from asyncrl.learners.outlet import Outlet
 from asyncrl.staleness import Weights
 from asyncrl.weights.base import Late, Recipient, Transport, WeightsError
@@ -31,6 +32,16 @@ from asyncrl.weights.shm import ShmReceiver
 LIMIT_S = 20.0
 ELSEWHERE = Place(host="b", memory="9", device="cpu")
 FORK = Weights(0, 0)
+SMALL = Qwen3Config(
+    vocab_size=24,
+    hidden_size=16,
+    intermediate_size=32,
+    num_hidden_layers=1,
+    num_attention_heads=2,
+    num_key_value_heads=1,
+    head_dim=8,
+    tie_word_embeddings=True,
+)
 
 
 class ByHand:
@@ -301,16 +312,7 @@ async def test_a_learner_that_was_fenced_announces_nothing_more(bench: Any) -> N
 @pytest.mark.asyncio
 @pytest.mark.parametrize("tied", [True, False])
 async def test_masters_in_float32_are_served_in_bfloat16_with_heads_and_buffers(bench: Any, tied: bool) -> None:
-    config = Qwen3Config(
-        vocab_size=24,
-        hidden_size=16,
-        intermediate_size=32,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=8,
-        tie_word_embeddings=tied,
-    )
+    config = Qwen3Config.from_dict({**SMALL.to_dict(), "tie_word_embeddings": tied})
     master = AutoModelForCausalLM.from_config(config)
     master.register_buffer("calls", torch.tensor([3]))
     engine = AutoModelForCausalLM.from_config(config).to(torch.bfloat16)
@@ -329,6 +331,41 @@ async def test_masters_in_float32_are_served_in_bfloat16_with_heads_and_buffers(
         found = engine.state_dict()[name]
         assert torch.equal(found, tensor.to(found.dtype)), name
     assert engine.state_dict()["calls"] == 3
+
+
+@pytest.mark.asyncio
+async def test_of_an_adapter_the_sum_is_announced_by_its_checksum_also_to_who_comes_late(
+    bench: Any, tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    base = AutoModelForCausalLM.from_config(SMALL)
+    base.save_pretrained(tmp_path)
+    model = load_model(tmp_path, "float32", "auto")
+    attach(model, Lora(r=2), seed=0, base="base")
+    one = await bench(verify_every=2, lora="adapter")
+    sums: dict[int, str] = {}
+    for version in range(2):
+        one.buffer.model.version = version
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.data = torch.randn(parameter.shape)
+        served = served_weights(model)
+        sums[version] = combined_checksum(served)
+        source = served.factors.items()
+        image = await one.outlet.publish(Weights(1, version), source, tied=served.tied, fork=FORK, sums=served)
+        assert image.manifest.nbytes == sum(tensor.nbytes for tensor in served.factors.values())
+        hashed = version % 2 == 0
+        assert image.manifest.served == (sums[version] if hashed else "")
+        assert (image.manifest.checksum != "") == hashed
+        (offer,) = (await one.announced())["offers"]
+        assert ShmReceiver().stage(offer, deadline_s=10.0).checksum == image.manifest.served
+    assert (await one.announced())["checksums"] == {"1/0": sums[0]}
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.data.add_(1.0)  # training goes on: what is proved is the image
+    await one.buffer.join(Member("late", "late-1"), {})
+    await one.until(lambda: "1/1" in one.outlet._announced["checksums"])
+    assert (await one.announced())["checksums"] == {"1/0": sums[0], "1/1": sums[1]}
 
 
 @pytest.mark.asyncio

@@ -11,6 +11,9 @@ from typing import Any
 import pytest
 import xxhash
 
+from asyncrl.buffers.archive import Archive
+from asyncrl.staleness import Weights
+
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -62,6 +65,26 @@ def test_synchronous_runs_over_every_transport_end_with_the_same_reward_and_the_
     other = ("--max-trajectory-age", "0", "--set=run.output_dir=other", "--set=run.seed=1")
     assert cli("run", *SMALL, *other, timeout=RUN_S).returncode == 0
     assert checkpoint(tmp_path / "other") != weights["shm"], "control: the hash tells runs apart"
+
+
+LORA = ("--set=model.lora={r: 4, alpha: 8}", "--set=learner.learning_rate=1e-2", "--max-trajectory-age", "0")
+
+
+def test_adapters_alone_make_the_same_run_as_merged_weights(cli: Cli, tmp_path: Path) -> None:
+    rewards, weights, stamps = {}, {}, {}
+    ways = {"merged": over("shm"), **{transport: over(transport) for transport in ("shm", "collective")}}
+    for way, transport in ways.items():
+        lora = () if way == "merged" else ("--set=weights.lora=adapter",)
+        ran = cli("run", *SMALL, *LORA, *transport, *lora, f"--set=run.output_dir={way}", timeout=RUN_S)
+        assert ran.returncode == 0, ran.stderr
+        rewards[way] = [step["reward/mean"] for step in steps_of(tmp_path / way)]
+        weights[way] = checkpoint(tmp_path / way)
+        archive = Archive(tmp_path / way / "archive")
+        stamps[way] = {stamp for step in archive.parts() for stamp in archive.stamps(step)}
+        assert {weights for weights, checksum in stamps[way] if checksum} == {Weights(1, v) for v in range(STEPS)}
+    assert {way: found for way, found in rewards.items() if found != rewards["merged"]} == {}
+    assert {way: found for way, found in weights.items() if found != weights["merged"]} == {}
+    assert {way: found for way, found in stamps.items() if found != stamps["merged"]} == {}, "rows say what was served"
 
 
 @pytest.mark.parametrize("transport", ["file", "collective"])
