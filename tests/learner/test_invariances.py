@@ -1,0 +1,298 @@
+"""The gradient of a step is the objective's, for every preset, and depends on nothing else: not on how a batch is cut
+into micro-batches, packed, padded, dealt to ranks, or in which order it came. Without one of the guards of that, a
+comparison below fails: which is tested too."""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any, get_args
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from asyncrl.config.objective import Objective, Preset
+from asyncrl.config.recipe import Recipe
+from asyncrl.learners import shares, step
+from asyncrl.learners.advantages import scaled
+from asyncrl.learners.batch import Batch, Microbatch, microbatches
+from asyncrl.learners.model import load_model
+from asyncrl.learners.step import accumulate
+from asyncrl.schema import to_batch
+from asyncrl.staleness import Weights
+
+PRESETS = get_args(Preset)
+LONGEST = 8
+REWARDS = [[1.0, 0.0, 0.0], [0.5, 0.5, 0.5], [0.0, np.nan, 1.0], [2.0, 1.0, 0.0], [0.0, 0.0, 1.0], [1.0, 0.0, 1.0]]
+CLOSE = {"atol": 1e-5, "rtol": 1e-4}
+"""Of gradients in float32 whose largest elements are about 1."""
+
+
+@pytest.fixture(scope="module")
+def oracle() -> ModuleType:
+    """`test_oracle`, for the objective written answer by answer."""
+    spec = importlib.util.spec_from_file_location("oracle", Path(__file__).with_name("test_oracle.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["oracle"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def model(model_path: Path) -> Any:
+    return load_model(model_path, "float32", "auto")
+
+
+@pytest.fixture(scope="module")
+def groups(make_row: Any, make_group: Any) -> list[Any]:
+    """Six groups of two versions, with answers of 1 to 8 tokens."""
+    generator = np.random.default_rng(3)
+    found = []
+    for ticket, rewards in enumerate(REWARDS):
+        rows = []
+        for member, reward in enumerate(rewards):
+            n = int(generator.integers(1, LONGEST + 1))
+            rows.append(
+                make_row(
+                    [1, 2, 3],
+                    generator.integers(0, 24, n).tolist(),
+                    generator.normal(-3, 0.4, n).tolist(),
+                    reward=reward,
+                    weights=Weights(1, ticket % 2),
+                    member=member,
+                )
+            )
+        found.append(to_batch(make_group(rows, ticket=ticket)))
+    return found
+
+
+# --- the gradient of a step -------------------------------------------------------------------------------------------
+
+
+def prepared(objective: Objective, groups: list[Any]) -> tuple[Batch, NDArray[np.float64]]:
+    """The batch, and the advantages of its rows."""
+    batch, worth = shares.share_of(groups, version=1, recipe=Recipe(objective=objective))
+    return batch, scaled(batch.rewards, worth, objective.advantage, total=list)
+
+
+def portion(model: Any, objective: Objective, own: tuple[Batch, NDArray[np.float64]], max_tokens: int) -> Any:
+    """The sum of the gradients that a rank adds up, and what it divides by."""
+    model.zero_grad()
+    seen = accumulate(model, *own, objective=objective, temperature=1.0, max_tokens=max_tokens, longest=LONGEST)
+    return gradient_of(model), seen.units
+
+
+def gradient_of(model: Any) -> Tensor:
+    return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+
+
+def gradient(model: Any, objective: Objective, groups: list[Any], max_tokens: int = 10**6) -> Tensor:
+    found, units = portion(model, objective, prepared(objective, groups), max_tokens)
+    return found / units
+
+
+def padded(model: Any, oracle: ModuleType, objective: Objective, groups: list[Any]) -> Tensor:
+    """The same from the formula: sequences padded to one length, log-softmax of all logits, answer by answer."""
+    batch, worth = prepared(objective, groups)
+    ends = np.cumsum(batch.lengths)
+    ids = torch.zeros(len(ends), int(batch.lengths.max()), dtype=torch.int64)
+    there = torch.zeros_like(ids)
+    for row, (n, end) in enumerate(zip(batch.lengths, ends, strict=True)):
+        ids[row, :n], there[row, :n] = batch.token_ids[end - n : end], 1
+    logits = oracle_model(model)(input_ids=ids, attention_mask=there).logits
+    logprobs = torch.log_softmax(logits[:, :-1], -1).gather(-1, ids[:, 1:, None])[..., 0]
+    flat = torch.cat(
+        [torch.cat([logprobs.new_zeros(1), logprobs[row, : n - 1]]) for row, n in enumerate(batch.lengths)]
+    )
+
+    rows = [row for row in range(len(ends)) if batch.trained[ends[row] - batch.lengths[row] : ends[row]].any()]
+    prompt = 3
+    texts = [range(int(ends[row] - batch.lengths[row]) + prompt, int(ends[row])) for row in rows]
+    leaf = flat.detach().requires_grad_()
+    behaviour = [batch.behaviour[text.start : text.stop] for text in texts]
+    answers = SimpleNamespace(
+        logits=leaf,
+        texts=texts,
+        behaviour=behaviour,
+        proximal=behaviour,
+        ages=[batch.ages[text.start : text.stop].tolist() for text in texts],
+        advantages=[float(np.float32(worth[row])) for row in rows],
+        groups=[int(batch.groups[row]) for row in rows],
+    )
+    slopes = oracle.enumerated(objective, answers, LONGEST, lambda values, text: values[text.start : text.stop])
+    model.zero_grad()
+    flat.backward(slopes)
+    return gradient_of(model)
+
+
+def oracle_model(model: Any) -> Any:
+    """The same weights, computed as transformers does without packing."""
+    plain = type(model)._from_config(copy.deepcopy(model.config), attn_implementation="eager")
+    for name, p in model.named_parameters():
+        owner, _, last = name.rpartition(".")
+        setattr(plain.get_submodule(owner), last, p)
+    plain.tie_weights()
+    return plain
+
+
+# --- what it does not depend on ---------------------------------------------------------------------------------------
+
+Check = Callable[[Any, ModuleType, Objective, list[Any], pytest.MonkeyPatch], None]
+
+
+def micro_batches(model: Any, oracle: ModuleType, objective: Objective, groups: list[Any], _: Any) -> None:
+    whole = gradient(model, objective, groups)
+    for max_tokens in (1, 17, 40):
+        torch.testing.assert_close(gradient(model, objective, groups, max_tokens), whole, **CLOSE)
+
+
+def packing_order(
+    model: Any, oracle: ModuleType, objective: Objective, groups: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last row first, in every micro-batch, and the last micro-batch first."""
+    whole = gradient(model, objective, groups, 40)
+
+    def turned(batch: Batch, among: NDArray[np.bool_], budget: int) -> list[Microbatch]:
+        found = []
+        for micro in microbatches(batch, among, budget)[::-1]:
+            lengths = micro.cu_seqlens.diff().tolist()
+            rows = torch.split(micro.positions, lengths)[::-1]
+            found.append(Microbatch(torch.cat(rows), torch.tensor([0, *np.cumsum(lengths[::-1])])))
+        return found
+
+    monkeypatch.setattr(step, "microbatches", turned)
+    torch.testing.assert_close(gradient(model, objective, groups, 40), whole, **CLOSE)
+
+
+def padding(model: Any, oracle: ModuleType, objective: Objective, groups: list[Any], _: Any) -> None:
+    torch.testing.assert_close(gradient(model, objective, groups), padded(model, oracle, objective, groups), **CLOSE)
+
+
+def ranks(model: Any, oracle: ModuleType, objective: Objective, groups: list[Any], _: Any) -> None:
+    """Shares of 3, 2 and 1 groups; `test_ranks.py` has real processes."""
+    whole, (batch, worth) = gradient(model, objective, groups), prepared(objective, groups)
+    added, units = torch.zeros_like(whole), 0
+    for share in ([0, 2, 5], [1, 3], [4]):
+        own, _ = prepared(objective, [groups[n] for n in share])
+        found, counted = portion(model, objective, (own, worth[np.isin(batch.groups, share)]), 25)
+        added, units = added + found, units + counted
+    torch.testing.assert_close(added / units, whole, **CLOSE)
+
+
+def arrival_order(model: Any, oracle: ModuleType, objective: Objective, groups: list[Any], _: Any) -> None:
+    whole = gradient(model, objective, groups)
+    for order in ([5, 4, 3, 2, 1, 0], [2, 0, 5, 1, 4, 3]):
+        torch.testing.assert_close(gradient(model, objective, [groups[n] for n in order]), whole, **CLOSE)
+
+
+def partial_last_window(model: Any, oracle: ModuleType, objective: Objective, groups: list[Any], _: Any) -> None:
+    """A last micro-batch of one row beside a full one, and a step of fewer groups than the others have."""
+    batch, _ = prepared(objective, groups)
+    rows = np.ones(len(batch.groups), np.bool_)
+    budget = next(n for n in range(30, 10**3) if len(microbatches(batch, rows, n)[-1].cu_seqlens) == 2)
+    torch.testing.assert_close(gradient(model, objective, groups, budget), gradient(model, objective, groups), **CLOSE)
+    few = groups[:4]
+    torch.testing.assert_close(gradient(model, objective, few, budget), padded(model, oracle, objective, few), **CLOSE)
+
+
+WAYS: tuple[Check, ...] = (micro_batches, packing_order, padding, ranks, arrival_order, partial_last_window)
+
+
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
+@pytest.mark.parametrize("preset", PRESETS)
+def test_the_gradient_of_a_step_does_not_depend_on(
+    model: Any, oracle: ModuleType, groups: list[Any], monkeypatch: pytest.MonkeyPatch, preset: Preset, way: Check
+) -> None:
+    objective = Objective(preset=preset)
+    assert gradient(model, objective, groups).abs().max() > 1e-3
+    way(model, oracle, objective, groups, monkeypatch)
+
+
+# --- and would, without its guards ------------------------------------------------------------------------------------
+
+
+def without_correction(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every ratio is 1, whichever weights sampled."""
+    terms_of = module.terms_of
+
+    def uncorrected(
+        objective: Objective, current: Tensor, behaviour: Tensor, anchor: Tensor, *rest: Any, **named: Any
+    ) -> Any:
+        return terms_of(objective, current, current.detach(), current.detach(), *rest, **named)
+
+    monkeypatch.setattr(module, "terms_of", uncorrected)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_control_with_the_correction_removed_the_gradient_is_not_the_objectives(
+    model: Any, oracle: ModuleType, groups: list[Any], monkeypatch: pytest.MonkeyPatch, preset: Preset
+) -> None:
+    without_correction(step, monkeypatch)
+    with pytest.raises(AssertionError, match="not close"):
+        padding(model, oracle, Objective(preset=preset), groups, monkeypatch)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_control_with_the_correction_removed_the_oracle_disagrees_wherever_weights_have_moved(
+    toy: ModuleType, oracle: ModuleType, monkeypatch: pytest.MonkeyPatch, preset: Preset
+) -> None:
+    without_correction(toy, monkeypatch)
+    oracle.test_the_gradient_is_that_of_the_formula(toy, preset, 0)
+    with pytest.raises(AssertionError, match="not close"):
+        oracle.test_the_gradient_is_that_of_the_formula(toy, preset, 4)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_control_with_a_denominator_of_its_own_for_each_micro_batch_the_cut_is_seen(
+    model: Any, oracle: ModuleType, groups: list[Any], monkeypatch: pytest.MonkeyPatch, preset: Preset
+) -> None:
+    token_sum = step.token_sum
+
+    def local(losses: Tensor, trained: Tensor) -> Tensor:
+        return token_sum(losses, trained) / trained.sum().clamp(min=1)
+
+    monkeypatch.setattr(step, "token_sum", local)
+    for way in (micro_batches, ranks, partial_last_window):
+        with pytest.raises(AssertionError, match="not close"):
+            way(model, oracle, Objective(preset=preset), groups, monkeypatch)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_control_with_a_denominator_of_its_own_for_each_portion_the_oracle_disagrees(
+    toy: ModuleType, oracle: ModuleType, monkeypatch: pytest.MonkeyPatch, preset: Preset
+) -> None:
+    gradient_of_toy = toy.gradient
+
+    def local(objective: Objective, answers: Any, *, portions: int = 1, **_: Any) -> Tensor:
+        # 4: fifteen answers in equal portions have equal denominators where answers are counted.
+        found: Tensor = gradient_of_toy(objective, answers, portions=4 if portions > 1 else 1, local=portions > 1)
+        return found
+
+    monkeypatch.setattr(toy, "gradient", local)
+    with pytest.raises(AssertionError, match="not close"):
+        oracle.test_neither_portions_nor_their_order_change_the_gradient(toy, preset)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_control_with_advantages_by_arrival_the_order_of_arrival_is_seen(
+    model: Any, oracle: ModuleType, groups: list[Any], monkeypatch: pytest.MonkeyPatch, preset: Preset
+) -> None:
+    """Rows compared with the four that came together, whichever prompt they answer."""
+    compared = shares.compared
+
+    def by_arrival(packed: Any, recipe: Recipe) -> Any:
+        return compared(replace(packed, groups=np.arange(len(packed.groups)) // 4), recipe)
+
+    monkeypatch.setattr(shares, "compared", by_arrival)
+    with pytest.raises(AssertionError, match="not close"):
+        arrival_order(model, oracle, Objective(preset=preset), groups, monkeypatch)
