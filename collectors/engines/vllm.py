@@ -22,7 +22,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from asyncrl.collectors.engines.base import Completion, Engine, EngineError, KvMode, Request
 from asyncrl.collectors.engines.parts import continued, joined
 from asyncrl.collectors.engines.spans import Served
-from asyncrl.collectors.engines.vllm_request import Answer, completion_of, label_of, refusal, sampling_params
+from asyncrl.collectors.engines.vllm_request import (
+    Answer,
+    completion_of,
+    label_of,
+    prompt_of,
+    refusal,
+    sampling_params,
+)
 from asyncrl.staleness import Weights
 from asyncrl.weights.base import StagedWeights, WeightsError
 
@@ -41,8 +48,14 @@ ENVIRONMENT = {
 }
 """For vLLM's processes, where the environment does not say otherwise."""
 
-CPU_KV_BYTES = 1 << 30
-"""On a CPU vLLM would take most of the machine's memory for keys and values; learner and store live there too."""
+ON_A_CPU = {
+    "kv_cache_memory_bytes": 1 << 30,  # else most of the machine's memory, in which learner and store live too
+    "enforce_eager": True,  # to compile takes longer than most runs on a CPU
+    # A prompt that is prefilled in parts would end vLLM 0.32: it takes a part's draw back from the request's generator,
+    # which none on a CPU can do.
+    "enable_chunked_prefill": False,
+}
+"""vLLM's arguments where it computes on a CPU and the recipe does not say otherwise."""
 
 ABORT_AGAIN_S = 0.05
 
@@ -236,6 +249,8 @@ class VllmEngine(Engine):
             await asyncio.wait(ending, timeout=CLOSE_S)
         llm, self._llm, self._served, self._staged = self._llm, None, None, None
         if llm is not None:
+            if llm.output_handler is not None:
+                llm.output_handler.cancel()  # else it takes the end of the processes for a failure, and says so
             await asyncio.to_thread(partial(llm.shutdown, timeout=CLOSE_S))
         if self._images is not None:
             self._images.close()
@@ -264,10 +279,9 @@ class VllmEngine(Engine):
         self._parts += 1
         running.name = f"{request.id}#{self._parts}"
         answer = running.answer = Answer()
-        prompt = {"prompt_token_ids": list(request.token_ids), "cache_salt": label_of(served)}
         params = sampling_params(request, limit=self._limit)
         try:
-            async for output in llm.generate(prompt, params, running.name):
+            async for output in llm.generate(prompt_of(request, served), params, running.name):
                 self.generated_tokens += answer.add(output.outputs[0])
                 # An abort is lost on vLLM while it does not know the request yet.
                 if (answer.error or running.aborted) and not output.finished:
@@ -393,13 +407,12 @@ def _make(slots: int, arguments: dict[str, Any]) -> AsyncLLM:
 
     if missing := [name for name in ("start_weight_update", "update_weight_version") if not hasattr(AsyncLLM, name)]:
         raise EngineError(f"this vLLM has no {missing[0]}: use one from 0.32 on")
+    given = {name: value for name, value in arguments.items() if value is not None}
     if current_platform.is_cpu():
-        arguments = {"kv_cache_memory_bytes": CPU_KV_BYTES, "enforce_eager": True} | {
-            name: value for name, value in arguments.items() if value is not None
-        }
+        given = {**ON_A_CPU, **given}
     return AsyncLLM.from_engine_args(
         AsyncEngineArgs(
-            **{name: value for name, value in arguments.items() if value is not None},
+            **given,
             max_num_seqs=slots,
             skip_tokenizer_init=True,  # ids go in, ids come out
             generation_config="vllm",  # the model folder's own sampling defaults change nothing

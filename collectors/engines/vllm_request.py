@@ -44,6 +44,11 @@ def refusal(request: Request, *, limit: int, vocabulary: int) -> str:
     return ""
 
 
+def prompt_of(request: Request, served: Served) -> dict[str, Any]:
+    """What vLLM reads. `cache_salt` is part of the key under which it keeps and finds prefixes."""
+    return {"prompt_token_ids": list(request.token_ids), "cache_salt": label_of(served)}
+
+
 def sampling_params(request: Request, *, limit: int) -> SamplingParams:
     """How vLLM samples this request: ends at our stop tokens only, and reports each sampled token's logprob."""
     from vllm import SamplingParams

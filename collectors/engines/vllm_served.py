@@ -57,19 +57,23 @@ class ServedModel:
         """Check that the model consists of exactly these tensors. Raises WeightsError that names the first one that is
         missing, of another form, or not published."""
         unpublished = {
-            f"{path}.{name}"
+            f"{path}.{name}": self._form(name, _Place(path, name, end=getattr(module, "org_vocab_size", None))).shape[0]
             for path, module in self._modules.items()
             for name, _ in module.named_parameters(recurse=False, remove_duplicate=False)
-        }
+        }  # rows
         for form in forms:
             place = self._find(form.name)
             if (found := self._form(form.name, place)) != form:
-                raise WeightsError(f"{form.name} is {found.dtype}{list(found.shape)} in the vLLM model, published as "
-                                   f"{form.dtype}{list(form.shape)}")  # fmt: skip
-            unpublished.discard(f"{place.module}.{place.parameter}")
-        unpublished -= {f"{place.module}.{place.parameter}" for place in map(self._find, tied)}
-        if unpublished:
-            raise WeightsError(f"the vLLM model also has {', '.join(sorted(unpublished)[:5])}: not published")
+                raise WeightsError(
+                    f"{form.name} is {found.dtype}{list(found.shape)} in the vLLM model, published as "
+                    f"{form.dtype}{list(form.shape)}"
+                )
+            unpublished[f"{place.module}.{place.parameter}"] -= form.shape[0]
+        for alias in tied:
+            place = self._find(alias)
+            unpublished[f"{place.module}.{place.parameter}"] = 0
+        if missing := [name for name, rows in unpublished.items() if rows]:
+            raise WeightsError(f"the vLLM model also has {', '.join(missing[:5])}, or a part of it: not published")
 
     def _form(self, name: str, place: _Place) -> Form:
         module = self._modules[place.module]

@@ -11,6 +11,7 @@ pads and packs them. What comes of that is then read back (`vllm_served.py`) and
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -92,6 +93,9 @@ class ImageTransfer(WeightTransferEngine):  # type: ignore[misc]
 
 
 WeightTransferEngineFactory.register_engine(BACKEND, ImageTransfer)
+
+# At each update it warns of layers without weights of their own (a tied head, rotary tables): `prove` knows better.
+logging.getLogger("vllm.model_executor.model_loader.reload.layerwise").setLevel(logging.ERROR)
 
 
 @dataclass(frozen=True, slots=True)
