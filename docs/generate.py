@@ -25,7 +25,7 @@ from asyncrl.config.recipe import Recipe
 from asyncrl.config.resolved import dump
 from asyncrl.config.section import Section
 from asyncrl.config.sft import SftRecipe
-from asyncrl.telemetry.names import EVENTS, STEP
+from asyncrl.telemetry.names import BUCKET, EVENTS, STEP
 from docs import objective_tables
 from docs.transcripts import run_again
 
@@ -198,6 +198,11 @@ def metric_names() -> str:
     return "\n".join(rows) + "\n"
 
 
+def bucket_names() -> str:
+    rows = [f"| `{key}` | {meaning} |" for key, meaning in BUCKET.items()]
+    return "\n".join(["| key | meaning |", "|---|---|", *rows]) + "\n"
+
+
 def event_names() -> str:
     rows = ["| event | fields |", "|---|---|"]
     for event, keys in EVENTS.items():
@@ -277,6 +282,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "recipe_reference": recipe_reference,
     "sft_reference": sft_reference,
     "metric_names": metric_names,
+    "bucket_names": bucket_names,
     "event_names": event_names,
     "waiting_costs": waiting_costs,
     "dropping_costs": dropping_costs,

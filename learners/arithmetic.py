@@ -30,13 +30,15 @@ DECIDING = (
 NOT_DECIDING = (
     "learner.checkpoint",
     "learner.groups_per_step",
+    "learner.max_low_ess_steps",
     "learner.max_skipped_steps",
+    "learner.min_ess",
     "learner.ranks",
     "model.path",
     "model.revision",
 )
-"""... but for these: how many groups there are is seen in the archive, which weights a run began with by checksum, and
-how many ranks it really had is with what `machine` says."""
+"""... but for these: how many groups there are is seen in the archive, which weights a run began with by checksum, how
+many ranks it really had is with what `machine` says, and limits end a run without changing a step."""
 
 
 def fix_order() -> None:

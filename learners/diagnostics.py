@@ -1,7 +1,7 @@
 """What a step tells about itself. Pure NumPy over what the step saw; names as in `docs/metrics.md`.
 
-Everything is measured over the tokens that the step trained, each with the weights that its update started from. None
-stands where there is nothing to average: NaN is not JSON.
+Everything is measured over the tokens of the step, each with the weights that its update started from. None stands
+where there is nothing to average: NaN is not JSON.
 """
 
 from __future__ import annotations
@@ -14,10 +14,32 @@ from numpy.typing import NDArray
 
 from asyncrl.learners.advantages import Advantages
 from asyncrl.learners.batch import Batch
+from asyncrl.learners.buckets import Apart, mean
+from asyncrl.learners.mismatch import age_zero
 from asyncrl.learners.objectives.masks import NAMES
-from asyncrl.learners.objectives.ratio import LOG_RATIO_LIMIT
 from asyncrl.learners.step import Seen
 from asyncrl.schema import Packed
+
+STEP_NAMES = {
+    "ratio_mean": "ratio/mean",
+    "ess": "ess",
+    "ess_sequence": "ess/sequence",
+    "kl": "kl",
+    "log_ratio_max": "log_ratio/max",
+    "log_ratio_p999": "log_ratio/p999",
+    "clip_fraction": "clip_fraction",
+    "clip_fraction_positive": "clip_fraction/positive",
+    "clip_fraction_negative": "clip_fraction/negative",
+    "mask_fraction": "mask_fraction",
+    "mask_fraction_positive": "mask_fraction/positive",
+    "mask_fraction_negative": "mask_fraction/negative",
+    "token_grad": "token_grad",
+    "mismatch_mean": "mismatch/mean",
+    "mismatch_max": "mismatch/max",
+    "staleness_mean": "staleness/mean",
+    "staleness_kl": "staleness/kl",
+}
+"""Keys of a bucket, and under which names a step has them of all its tokens."""
 
 
 def step_metrics(
@@ -31,13 +53,16 @@ def step_metrics(
 ) -> dict[str, Any]:
     """All metrics of a step that follow from its data. first: where the tokens of its first update lie in the batch.
     update: `weights.update` of the recipe."""
+    after_change = continued(packed) if update == "keep" else None
     return {
         **reward_metrics(packed),
         **length_metrics(packed),
         **group_metrics(batch, advantages),
-        **age_metrics(batch, seen, first),
-        **objective_metrics(batch, advantages, seen),
-        **proximal_metrics(batch, seen, continued=continued(packed) if update == "keep" else None),
+        **age_metrics(batch, seen),
+        **divergence_metrics(packed, batch, advantages, seen),
+        **age_zero(batch, seen, first, after_change),
+        **objective_metrics(seen),
+        **proximal_metrics(seen, continued=after_change),
         "loss": seen.loss,
         "tokens": seen.tokens,
         "tokens_masked": sum(batch.masked.values()),
@@ -56,7 +81,7 @@ def reward_metrics(packed: Packed) -> dict[str, Any]:
                 parts.setdefault(name, []).append(value)
     failures = Counter(failure for failure in packed.table.column("failure").to_pylist() if failure)
     return {
-        "reward/mean": _mean(scored),
+        "reward/mean": mean(scored),
         "reward/std": float(scored.std()) if len(scored) else None,
         **{f"reward_part/{name}": float(np.mean(values)) for name, values in sorted(parts.items())},
         "unscored": len(packed.rewards) - len(scored),
@@ -64,10 +89,15 @@ def reward_metrics(packed: Packed) -> dict[str, Any]:
     }
 
 
+def tokens_of_rows(packed: Packed) -> NDArray[np.int64]:
+    """[rows] how many of each row were sampled."""
+    found: NDArray[np.int64] = np.add.reduceat(packed.loss_mask.astype(np.int64), packed.cu_seqlens[:-1])
+    return found
+
+
 def length_metrics(packed: Packed) -> dict[str, Any]:
     """Sampled tokens per row, scored or not, and the share of rows cut at the limit."""
-    starts = packed.cu_seqlens[:-1]
-    sampled = np.add.reduceat(packed.loss_mask.astype(np.int64), starts)
+    sampled = tokens_of_rows(packed)
     finish = packed.table.column("finish_reason").to_pylist()
     return {
         "length/mean": float(sampled.mean()),
@@ -90,70 +120,44 @@ def group_metrics(batch: Batch, advantages: Advantages) -> dict[str, Any]:
     return {"groups": len(groups), "pass_rate": counts, "zero_variance": flat / max(1, len(groups))}
 
 
-def age_metrics(batch: Batch, seen: Seen, first: NDArray[np.int64]) -> dict[str, Any]:
-    """How far current and behaviour policy are apart, over all and by the tokens' age.
-
-    ess: (sum w)^2 / (n sum w^2) of the token ratios w, 1 = every token counts. kl: mean of behaviour - current log-prob
-    (k1). mismatch/age0: largest |current - behaviour| at age 0 in the first update, where both are the same weights:
-    what engine and learner compute differently.
-    """
-    keep = seen.included
-    ages, ratio, clipped = batch.ages.numpy()[keep], seen.ratio[keep], seen.clipped[keep]
-    log_ratio = seen.logprobs[keep].astype(np.float64) - batch.behaviour.numpy()[keep]
-    by_age: dict[str, dict[str, Any]] = {}
-    for age in np.unique(ages):
-        at = ages == age
-        by_age[str(age)] = {
-            "tokens": int(at.sum()),
-            **_divergence(ratio[at], log_ratio[at], clipped[at]),
-            **_split(seen, batch, np.flatnonzero(keep)[at]),
-        }
-    overall = _divergence(ratio, log_ratio, clipped)
-    of_first = np.zeros(len(keep), np.bool_)
-    of_first[first] = True
-    fresh = np.abs(log_ratio[(ages == 0) & of_first[keep]])
+def age_metrics(batch: Batch, seen: Seen) -> dict[str, Any]:
+    """Which versions the trained tokens are from."""
+    ages, tokens = np.unique(batch.ages.numpy()[seen.included], return_counts=True)
     return {
-        "age/tokens": {age: bucket["tokens"] for age, bucket in by_age.items()},
-        "age/mean": _mean(ages),
+        "age/tokens": {str(age): int(n) for age, n in zip(ages, tokens, strict=True)},
+        "age/mean": float(ages @ tokens / tokens.sum()) if len(ages) else None,
         "age/max": int(ages.max()) if len(ages) else None,
-        "ess": overall["ess"],
-        "kl": overall["kl"],
-        "clip_fraction": overall["clip_fraction"],
-        "ratio/mean": overall["ratio_mean"],
-        "ratio/max": float(ratio.max()) if len(ratio) else None,
-        "by_age": by_age,
-        "mismatch/age0": float(fresh.max()) if len(fresh) else None,
     }
 
 
-def objective_metrics(batch: Batch, advantages: Advantages, seen: Seen) -> dict[str, Any]:
+def divergence_metrics(packed: Packed, batch: Batch, advantages: Advantages, seen: Seen) -> dict[str, Any]:
+    """How far the weights of the step were from those that sampled: over all, by age, and by length of the answer."""
+    apart = Apart(batch, advantages.values, seen)
+    whole = apart.whole()
+    return {
+        **{name: whole[key] for key, name in STEP_NAMES.items()},
+        "ratio/max": float(seen.ratio[seen.included].max()) if seen.tokens else None,
+        "by_age": apart.by_age(),
+        "by_length": apart.by_length(tokens_of_rows(packed)),
+    }
+
+
+def objective_metrics(seen: Seen) -> dict[str, Any]:
     """What the parts of the objective did: tokens that each mask took, the share of trained tokens whose importance
-    weight was cut, and the clip's share of tokens with an advantage above and below 0."""
-    worth = np.repeat(advantages.values, batch.lengths)
-    better, worse = seen.included & (worth > 0), seen.included & (worth < 0)
+    weight was cut."""
     taken = np.bincount(seen.masked, minlength=len(NAMES) + 1)[1:]
     return {
         "mask/tokens": {name: int(tokens) for name, tokens in zip(NAMES, taken, strict=True) if tokens},
-        "weight/cut": _mean(seen.cut[seen.included]),
-        "clip_fraction/positive": _mean(seen.clipped[better]),
-        "clip_fraction/negative": _mean(seen.clipped[worse]),
+        "weight/cut": mean(seen.cut[seen.included]),
     }
 
 
-def proximal_metrics(batch: Batch, seen: Seen, *, continued: NDArray[np.bool_] | None) -> dict[str, Any]:
-    """Over the tokens whose version the learner had: the two factors of the ratio pi / mu, mismatch pi_v / mu of the
-    engine and staleness pi / pi_v, in numbers as above.
+def proximal_metrics(seen: Seen, *, continued: NDArray[np.bool_] | None) -> dict[str, int]:
+    """Trained tokens whose version the learner had not, or did not ask, and those whose pi_v is an approximation.
 
-    behaviour_tokens: those whose version it had not, or did not ask. continued: tokens whose pi_v is an approximation,
-    None if none is.
-    """
+    continued: which ones are that, None if none is."""
     asked = seen.included & ~np.isnan(seen.proximal)
-    split = _split(seen, batch, np.flatnonzero(asked))
     return {
-        "mismatch/mean": split["mismatch_mean"],
-        "mismatch/max": split["mismatch_max"],
-        "staleness/mean": split["staleness_mean"],
-        "staleness/kl": split["staleness_kl"],
         "proximal/behaviour_tokens": int(seen.included.sum() - asked.sum()),
         "proximal/approximate_tokens": 0 if continued is None else int((asked & continued).sum()),
     }
@@ -166,42 +170,3 @@ def continued(packed: Packed) -> NDArray[np.bool_]:
     first = np.minimum.reduceat(np.where(sampled, packed.versions, newest), packed.cu_seqlens[:-1])
     found: NDArray[np.bool_] = sampled & (packed.versions > np.repeat(first, np.diff(packed.cu_seqlens)))
     return found
-
-
-def _split(seen: Seen, batch: Batch, at: NDArray[np.int64]) -> dict[str, float | None]:
-    """Both factors over those of the tokens at `at` whose version was asked; ratios as `ratio_of` cuts them."""
-    at = at[~np.isnan(seen.proximal[at])]
-    proximal = seen.proximal[at].astype(np.float64)
-    engine, moved = proximal - batch.behaviour.numpy()[at], seen.logprobs[at] - proximal
-    mismatch, staleness = (np.exp(np.clip(log, -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)) for log in (engine, moved))
-    return {
-        "mismatch_mean": _mean(mismatch),
-        "mismatch_max": float(np.abs(engine).max()) if len(at) else None,
-        "staleness_mean": _mean(staleness),
-        "staleness_kl": -float(moved.mean()) if len(at) else None,
-    }
-
-
-def _divergence(
-    ratio: NDArray[np.float32], log_ratio: NDArray[np.float64], clipped: NDArray[np.bool_]
-) -> dict[str, float | None]:
-    return {
-        "ratio_mean": _mean(ratio),
-        "ess": effective_sample_size(ratio),
-        "kl": None if not len(log_ratio) else -float(log_ratio.mean()),
-        "clip_fraction": _mean(clipped),
-    }
-
-
-def effective_sample_size(weights: NDArray[Any]) -> float | None:
-    """Kish's effective sample size as a share of n: 1 for equal weights, 1/n if one carries all. None without any.
-
-    >>> effective_sample_size(np.array([1.0, 1.0, 0.0, 0.0]))
-    0.5
-    """
-    w = weights.astype(np.float64)
-    return float(w.sum() ** 2 / (len(w) * (w**2).sum())) if w.any() else None
-
-
-def _mean(values: NDArray[Any]) -> float | None:
-    return float(values.astype(np.float64).mean()) if len(values) else None

@@ -1,10 +1,11 @@
-"""The updates of a step: AdamW, linear warm-up, gradient clipping, and the guard that lets no non-finite number in."""
+"""The updates of a step: AdamW, linear warm-up, gradient clipping, the guard that lets no non-finite number in, and a
+rate that may follow the effective sample size (`pace.py`)."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch import nn
 
 from asyncrl.config.recipe import Learner
 from asyncrl.config.sft import Sft
+from asyncrl.learners.pace import EssCollapsed, Pace, after_measuring, after_step, collapse
 from asyncrl.learners.parallel import ALONE, Ranks
 
 
@@ -21,18 +23,23 @@ class TooManySkipped(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """What one update did. skipped: "" or why neither weights nor optimizer state changed."""
+    """What one update did. skipped: "" or why neither weights nor optimizer state changed. before, pace: what control
+    had before and after; their scales differ if the update changed the rate."""
 
     grad_norm: float  # before clipping; NaN or inf if that is why it was skipped
     learning_rate: float
     skipped: str = ""
+    ess: float | None = None  # share of the answers it was made of; None: not measured
+    before: Pace = field(default_factory=Pace)
+    pace: Pace = field(default_factory=Pace)
 
 
 @dataclass(frozen=True, slots=True)
 class Updates:
-    """What the updates of one step did, in their order; at least one."""
+    """What the updates of one step did, in their order; at least one. ess: of all their answers together."""
 
     each: tuple[Update, ...]
+    ess: float | None = None
 
     @property
     def applied(self) -> tuple[Update, ...]:
@@ -52,8 +59,10 @@ class Updates:
 
     @property
     def learning_rate(self) -> float:
-        """That of all of them."""
-        return self.each[0].learning_rate
+        """Mean over the applied ones, whose rates differ with `learner.rate_by_ess` only; of the last one if all were
+        skipped."""
+        rates = [update.learning_rate for update in self.applied or self.each[-1:]]
+        return rates[0] if len(set(rates)) == 1 else sum(rates) / len(rates)
 
 
 def learning_rate(config: Learner | Sft, steps: int, total: int | None = None) -> float:
@@ -100,6 +109,7 @@ class Optimizer:
         self.updates = 0  # applied ones
         self.steps = 0  # with an applied update: a skipped step does not advance the warm-up
         self.skipped_in_a_row = 0
+        self.pace = Pace()
 
     def step(self, tokens: int) -> Update:
         """A step of one update, by the mean over `tokens` tokens."""
@@ -107,13 +117,17 @@ class Optimizer:
         self.ended(Updates((update,)))
         return update
 
-    def update(self, tokens: int, *, denominator: float) -> Update:
+    def update(self, tokens: int, *, denominator: float, ess: float | None = None) -> Update:
         """Apply the accumulated gradient of the SUM over `tokens` tokens, of all ranks, divided by `denominator`, and
-        clear it. The rate is that of the step it belongs to.
+        clear it. The rate is that of the step it belongs to, and with `learner.rate_by_ess` scaled by `ess`, the share
+        of its own answers.
 
         Skipped, with weights and optimizer state untouched, when `tokens` is 0 or the gradient's norm is not finite.
         """
-        rate = learning_rate(self._config, self.steps, self._total_steps)
+        before, pace = self.pace, self.pace
+        if isinstance(self._config, Learner) and self._config.rate_by_ess:
+            pace = after_measuring(before, ess)
+        rate = learning_rate(self._config, self.steps, self._total_steps) * pace.scale
         gradients = [p.grad for p in self._parameters if p.grad is not None]
         if not tokens or not gradients:
             return self._skip(0.0, rate, "no token to train: no member of any group was scored, or masks took all")
@@ -127,7 +141,8 @@ class Optimizer:
         self._adam.step()
         self._adam.zero_grad(set_to_none=True)
         self.updates += 1
-        return Update(grad_norm=norm, learning_rate=rate)
+        self.pace = pace
+        return Update(grad_norm=norm, learning_rate=rate, ess=ess, before=before, pace=pace)
 
     def _skip(self, norm: float, rate: float, reason: str) -> Update:
         self._adam.zero_grad(set_to_none=True)
@@ -140,16 +155,27 @@ class Optimizer:
         else:
             self.steps += 1
             self.skipped_in_a_row = 0
+        if isinstance(self._config, Learner):
+            self.pace = after_step(self.pace, updates.ess, limit=self._config.min_ess)
 
     def check_progress(self, step: Update | Updates) -> None:
-        """Raises TooManySkipped when `step` was the last of too many skipped ones. Called once it is committed: a
-        skipped batch is consumed like any other."""
+        """Raises TooManySkipped when `step` was the last of too many skipped ones, EssCollapsed when its answers were
+        the last of too many from which too few count. Called once it is committed: its batch is consumed like any
+        other."""
         if step.skipped and self.skipped_in_a_row >= self._config.max_skipped_steps:
             raise TooManySkipped(
                 f"{self.skipped_in_a_row} steps in a row changed nothing; the last: {step.skipped}\n"
                 "Non-finite gradients: lower learning_rate or use float32; nothing scored: see failures in "
                 "metrics.jsonl. max_skipped_steps sets the limit."
             )
+        if isinstance(self._config, Learner) and self._config.min_ess is not None and (told := self.collapse(step)):
+            raise EssCollapsed(told)
+
+    def collapse(self, step: Update | Updates) -> str:
+        """Empty, or that the effective sample size was too low for too many steps, of which `step` was the last."""
+        assert isinstance(self._config, Learner)
+        limit, steps = self._config.min_ess, self._config.max_low_ess_steps
+        return collapse(self.pace, step.ess, limit=limit, steps=steps)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything a resumed learner needs, loadable with torch.load(weights_only=True); whole, so that any number of
@@ -164,6 +190,7 @@ class Optimizer:
             "updates": self.updates,
             "steps": self.steps,
             "skipped_in_a_row": self.skipped_in_a_row,
+            "pace": asdict(self.pace),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -180,3 +207,4 @@ class Optimizer:
         self.updates = int(state["updates"])
         self.steps = int(state["steps"])
         self.skipped_in_a_row = int(state["skipped_in_a_row"])
+        self.pace = Pace(**state.get("pace", {}))  # of a version without control: it scaled nothing

@@ -43,6 +43,7 @@ from asyncrl.learners.ledger import move_settled
 from asyncrl.learners.limits import limits_of
 from asyncrl.learners.lora import has_adapter, in_dtype, served_weights
 from asyncrl.learners.model import load_tokenizer, longest_sequence
+from asyncrl.learners.notices import Notices
 from asyncrl.learners.optimize import Updates
 from asyncrl.learners.outlet import Outlet
 from asyncrl.learners.parallel import ALONE, Ranks, Sharded
@@ -91,7 +92,7 @@ async def learn(
 
     Raises ModelError, LearnerError, BufferError before the new lineage is open; then Fenced (a newer learner took over:
     nothing more is written) or, once collectors are told that the run has failed, CheckpointError, LearnerError (no
-    progress), TooManySkipped, BoundBroken, WeightsError.
+    progress), TooManySkipped, EssCollapsed, BoundBroken, WeightsError.
     """
     metrics = MetricsWriter(run_dir / "metrics.jsonl")
     lasting = LastingBuffer(
@@ -220,6 +221,7 @@ async def _begin(
         tokens_total=checkpoint.manifest.tokens if checkpoint else 0,
         saved=parent.version if checkpoint else None,
         accounted=await buffer.stats(),
+        notices=Notices(recipe.learner),
     )
 
 
@@ -285,6 +287,7 @@ class _Learner:
     tokens_total: int  # trained since the beginning of the run
     saved: int | None  # version of the newest checkpoint on this branch
     accounted: Stats  # what was lost until then is in the metrics
+    notices: Notices
     published: int | None = None
     published_bytes: int = 0
     consumed: list[tuple[int, int]] = field(default_factory=list)  # (lineage, step) since that checkpoint
@@ -366,6 +369,7 @@ class _Learner:
         step_s, self.last_step = now - self.last_step, now
         times = {"step_s": step_s, "wait_s": wait_s, "train_s": train_s, "publish_s": publish_s}
         self._write_metrics({**record, **times}, stats)
+        self._write_notices(record, updates)
         if self.version % self.recipe.learner.checkpoint.every_steps == 0:
             await self.checkpoint()
             self.last_step = time.monotonic()
@@ -499,6 +503,12 @@ class _Learner:
             }
         )
         self.accounted = stats
+
+    def _write_notices(self, record: dict[str, Any], updates: Updates) -> None:
+        for event in self.notices.of(record, updates, self.trainer.optimizer):
+            self.metrics.write({"time": time.time(), "lineage": self.lineage, "version": self.version, **event})
+            if event["event"] == "warning":
+                log.warning("step %d: %s", self.version, event["text"])
 
     async def summarise(self, *, stopped: bool) -> None:
         """Write summary.json and the event that ends this learner's part of metrics.jsonl."""

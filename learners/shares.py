@@ -101,10 +101,13 @@ def positions_of(batch: Batch, share: Sequence[int]) -> NDArray[np.int64]:
     return np.flatnonzero(np.isin(np.repeat(batch.groups, batch.lengths), share))
 
 
+COLUMNS = ("included", "logprobs", "ratio", "clipped", "masked", "measured", "cut", "pulls", "proximal")
+"""Of `Seen`, what there is of each token."""
+
+
 def as_message(seen: Seen) -> Tensor:
-    """What a rank saw of its n tokens, as float32 [7, n] to be sent to rank 0."""
-    columns = (seen.included, seen.logprobs, seen.ratio, seen.clipped, seen.proximal, seen.masked, seen.cut)
-    return torch.from_numpy(np.stack([column.astype(np.float32) for column in columns]))
+    """What a rank saw of its n tokens, as float32 [COLUMNS, n] to be sent to rank 0."""
+    return torch.from_numpy(np.stack([getattr(seen, name).astype(np.float32) for name in COLUMNS]))
 
 
 def combine(
@@ -117,19 +120,22 @@ def combine(
 ) -> Seen:
     """One `Seen` of the whole batch from what the ranks sent of their shares and where the shares' tokens lie in it.
     loss_sum, units: of all ranks."""
-    whole = np.zeros((7, len(batch.token_ids)), dtype=np.float32)
+    whole = np.zeros((len(COLUMNS), len(batch.token_ids)), dtype=np.float32)
     for part, at in zip(parts, positions, strict=True):
         whole[:, at] = part.numpy()
-    included, masked = whole[0] > 0, whole[5].astype(np.uint8)
+    column = dict(zip(COLUMNS, whole, strict=True))
+    included, masked = column["included"] > 0, column["masked"].astype(np.uint8)
     return Seen(
         loss_sum=loss_sum,
         units=units,
         included=included,
-        logprobs=whole[1],
-        ratio=whole[2],
-        clipped=whole[3] > 0,
+        logprobs=column["logprobs"],
+        ratio=column["ratio"],
+        clipped=column["clipped"] > 0,
         masked=masked,
-        cut=whole[6] > 0,
-        proximal=whole[4],
+        measured=column["measured"] > 0,
+        cut=column["cut"] > 0,
+        pulls=column["pulls"],
+        proximal=column["proximal"],
         nonfinite=batch.tokens - int(included.sum()) - int((masked > 0).sum()),
     )

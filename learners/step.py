@@ -17,12 +17,14 @@ from transformers import PreTrainedModel
 
 from asyncrl.config.objective import NoAnchor, Objective
 from asyncrl.learners.batch import Batch, microbatches
-from asyncrl.learners.forward import PACKED, token_logprobs
+from asyncrl.learners.ess import Weighed, answer_log_ratios, from_slots, slots
+from asyncrl.learners.forward import PACKED, token_logprobs, token_predictions
 from asyncrl.learners.objectives.aggregate import coefficients, token_sum, tokens_of_prompts, units
 from asyncrl.learners.objectives.compose import known_masks, terms_of
 from asyncrl.learners.objectives.sequences import Sequences
 from asyncrl.learners.optimize import Optimizer, Updates
 from asyncrl.learners.parallel import ALONE, Ranks
+from asyncrl.learners.pull import pull_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +34,11 @@ class Seen:
 
     included: trained by the batch, not masked and with a finite log-prob under the learner: what numerator and
     denominator hold. nonfinite: trained by the batch, but without a finite log-prob under the learner.
-    masked: 0, or 1 + the place in `objectives.masks.NAMES` of the mask that took the token. cut: its importance weight
-    is not the ratio. proximal: log-prob that the ratio was clipped against, NaN where it is the behaviour's (see
-    `train_step`). loss_sum: over the included tokens. units: what it is divided by (`objectives/aggregate.py`).
+    masked: 0, or 1 + the place in `objectives.masks.NAMES` of the mask that took the token. measured: included, or
+    taken by a mask that had to know the log-prob. logprobs: of these. cut: its importance weight is not the ratio.
+    pulls: norm of the token's gradient of `loss_sum` at the logits (`pull.py`). proximal: log-prob that the ratio was
+    clipped against, NaN where it is the behaviour's (see `train_step`). loss_sum: over the included tokens. units: what
+    it is divided by (`objectives/aggregate.py`).
     """
 
     loss_sum: float
@@ -44,7 +48,9 @@ class Seen:
     ratio: NDArray[np.float32]
     clipped: NDArray[np.bool_]
     masked: NDArray[np.uint8]
+    measured: NDArray[np.bool_]
     cut: NDArray[np.bool_]
+    pulls: NDArray[np.float32]
     proximal: NDArray[np.float32]
     nonfinite: int
 
@@ -102,8 +108,8 @@ def accumulate(
     if proximal is None:
         proximal = torch.full((total,), torch.nan)
     anchors = torch.where(torch.isnan(proximal), batch.behaviour, proximal)
-    logprobs, ratio = torch.zeros(total), torch.zeros(total)
-    included, clipped, cut = (torch.zeros(total, dtype=torch.bool) for _ in range(3))
+    logprobs, ratio, pulls = (torch.zeros(total) for _ in range(3))
+    included, measured, clipped, cut = (torch.zeros(total, dtype=torch.bool) for _ in range(4))
     loss_sum = 0.0
     asked = np.ones(len(batch.groups), np.bool_) if among is None else np.isin(batch.groups, among)
     teaches = np.isin(batch.groups, batch.groups[advantages != 0]) | (not isinstance(objective.anchor, NoAnchor))
@@ -119,16 +125,17 @@ def accumulate(
             behaviour, trained = batch.behaviour[at].to(device), batch.trained[at].to(device)
             anchor = anchors[at].to(device)
             with torch.set_grad_enabled(graded):
-                current = token_logprobs(
+                predicted = token_predictions(
                     model,
                     batch.token_ids[at].to(device),
                     micro.cu_seqlens,
                     temperature=temperature,
                     share_prefixes=True,  # the members of a group follow each other
+                    spread=graded,
                 )
-                finite = trained & torch.isfinite(current)
+                finite = trained & torch.isfinite(predicted.logprobs)
                 # Left-out tokens are replaced before the surrogate: a NaN there would survive any mask put on it later.
-                current = torch.where(finite, current, anchor)
+                current = torch.where(finite, predicted.logprobs, anchor)
                 cu_seqlens = micro.cu_seqlens.to(device)
                 terms = terms_of(
                     objective, current, behaviour, anchor, per_token[at].to(device), Sequences(cu_seqlens, finite)
@@ -143,11 +150,16 @@ def accumulate(
                 )
                 loss = token_sum(each * terms.loss, mask)
             if graded:
+                predicted.logprobs.retain_grad()
                 torch.autograd.backward(loss)
                 loss_sum += float(loss.detach())
+                slope, collision = predicted.logprobs.grad, predicted.collision
+                assert slope is not None
+                assert collision is not None
+                pulls[at] = torch.where(mask, pull_of(slope, predicted.logprobs, collision), 0.0).cpu()
             zero = torch.zeros((), device=device)
-            included[at] = mask.cpu()
-            logprobs[at] = torch.where(mask, current.detach(), zero).cpu()
+            included[at], measured[at] = mask.cpu(), finite.cpu()
+            logprobs[at] = torch.where(finite, current.detach(), zero).cpu()
             ratio[at] = torch.where(mask, terms.ratio, zero).cpu()
             clipped[at] = (terms.clipped & mask).cpu()
             cut[at] = (terms.cut & mask).cpu()
@@ -161,7 +173,9 @@ def accumulate(
         ratio=ratio.numpy(),
         clipped=clipped.numpy(),
         masked=masked.numpy(),
+        measured=measured.numpy(),
         cut=cut.numpy(),
+        pulls=pulls.numpy(),
         proximal=proximal.numpy(),
         nonfinite=asked_for - int(included.sum()) - int((masked > 0).sum()),
     )
@@ -223,7 +237,7 @@ def train_step(
     """
     parts = [range(batch.count)] if parts is None else parts
     (denominator,) = ranks.total([planned_units(batch, objective, range(batch.count))])
-    seen, updates = [], []
+    seen, updates, measured = [], [], []
     for part in parts:
         own = accumulate(
             model,
@@ -238,13 +252,21 @@ def train_step(
             ranks=ranks,
         )
         lost = planned_units(batch, objective, part) - own.units
-        tokens, counted, loss_sum, lost = ranks.total([own.tokens, own.units, own.loss_sum, lost])
+        answers = slots(weighed(own, batch), rank=ranks.rank, size=ranks.size)
+        tokens, counted, loss_sum, lost, *answers = ranks.total([own.tokens, own.units, own.loss_sum, lost, *answers])
         denominator -= lost
-        updates.append(optimizer.update(int(tokens), denominator=denominator / len(parts)))
+        measured.append(from_slots(answers))
+        updates.append(optimizer.update(int(tokens), denominator=denominator / len(parts), ess=measured[-1].ess))
         seen.append(replace(own, loss_sum=loss_sum, units=counted))
-    done = Updates(tuple(updates))
+    done = Updates(tuple(updates), ess=Weighed.together(measured).ess)
     optimizer.ended(done)
     return StepResult(seen=_together(seen), updates=done)
+
+
+def weighed(seen: Seen, batch: Batch) -> Weighed:
+    """The whole answers that were measured, by the weights of the moment over those that sampled."""
+    log_ratios, some = answer_log_ratios(seen.logprobs, batch.behaviour.numpy(), seen.measured, batch.lengths)
+    return Weighed.of(log_ratios[some])
 
 
 def _together(parts: Sequence[Seen]) -> Seen:
@@ -257,7 +279,9 @@ def _together(parts: Sequence[Seen]) -> Seen:
         ratio=np.add.reduce([part.ratio for part in parts]),
         clipped=np.logical_or.reduce([part.clipped for part in parts]),
         masked=np.add.reduce([part.masked for part in parts]),
+        measured=np.logical_or.reduce([part.measured for part in parts]),
         cut=np.logical_or.reduce([part.cut for part in parts]),
+        pulls=np.add.reduce([part.pulls for part in parts]),
         proximal=parts[0].proximal,  # of the whole batch
         nonfinite=sum(part.nonfinite for part in parts),
     )

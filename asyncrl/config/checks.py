@@ -209,6 +209,12 @@ def _check_learner(recipe: Recipe) -> None:
             "(collector.group_size): none could ever be trained. Make it at most that"
         )
     check_betas("learner.betas", learner.betas)
+    answers = groups * recipe.collector.group_size
+    if learner.min_ess is not None and learner.min_ess * answers <= 1:
+        raise RecipeError(
+            f"learner.min_ess is {learner.min_ess:g}, but a step has {answers} answers (groups_per_step x group_size), "
+            f"whose effective sample size is never below one of them: 1/{answers}. No step could be low; use more"
+        )
 
 
 def _check_weights(weights: WeightsConfig) -> None:

@@ -7,18 +7,30 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-BY_AGE = (
-    "tokens",
-    "ratio_mean",
-    "ess",
-    "kl",
-    "clip_fraction",
-    "mismatch_mean",
-    "mismatch_max",
-    "staleness_mean",
-    "staleness_kl",
-)
-"""Keys of each object in `by_age`."""
+BUCKET = {
+    "tokens": "trained",
+    "answers": "whose ratio was measured; under an age, those whose oldest token has it",
+    "ratio_mean": "probability of a token under these weights over that under the weights that sampled it, as the "
+    "objective has it",
+    "ess": "effective sample size of the tokens' ratios w, (sum w)^2 / (n sum w^2): 1 = every token counts the same",
+    "ess_sequence": "the same of whole answers, w the product of an answer's ratios, neither cut nor masked",
+    "kl": "KL(behaviour || current), nats a token, by the k3 estimator: mean of r - 1 - log r, r the ratio",
+    "log_ratio_max": "largest log r, up or down, nats",
+    "log_ratio_p999": "that which 99.9 % of the tokens do not exceed",
+    "clip_fraction": "share of trained tokens whose ratio was clipped",
+    "clip_fraction_positive": "the same, of tokens with an advantage above 0",
+    "clip_fraction_negative": "the same, below 0",
+    "mask_fraction": "share of tokens that a mask of `objective.mask` took",
+    "mask_fraction_positive": "the same, of tokens with an advantage above 0",
+    "mask_fraction_negative": "the same, below 0",
+    "token_grad": "norms of the tokens' gradients at the logits, added up ([what that is](#share-of-the-gradient))",
+    "token_grad_share": "the same, as a share of the step's",
+    "mismatch_mean": "probability of a token by the learner under the version that sampled it, over that by the engine",
+    "mismatch_max": "the same as a difference of logprobs, nats, the largest",
+    "staleness_mean": "probability of a token under these weights, over that under the version that sampled it",
+    "staleness_kl": "mean of the difference of these logprobs, version that sampled - current, nats",
+}
+"""Keys of each object in `by_age` and `by_length`."""
 
 
 class Topic(NamedTuple):
@@ -65,7 +77,8 @@ STEP = (
         },
     ),
     Topic(
-        "age and divergence, over the tokens the step trained, each with the weights that its update started from",
+        "age and divergence, over the tokens of the step, each with the weights that its update started from; "
+        "distances also over those that a mask then took",
         {
             "age/tokens": 'tokens by age, in versions: `{"0": 812, "1": 190}`',
             "age/masked": "sampled tokens by age that were older than the bound and left out: over_age `mask` only",
@@ -74,15 +87,27 @@ STEP = (
             "ratio/mean": "probability of a token under these weights over that under the weights that sampled it",
             "ratio/max": "the same, the largest",
             "ess": "effective sample size of the ratios w, (sum w)^2 / (n sum w^2): 1 = every token counts the same",
-            "kl": "mean of behaviour - current logprob, nats (the k1 estimator)",
+            "ess/sequence": "the same of whole answers, w the product of an answer's ratios, neither cut nor masked",
+            "kl": "KL(behaviour || current), nats a token, by the k3 estimator",
+            "log_ratio/max": "largest difference of the logprobs, up or down, nats",
+            "log_ratio/p999": "that which 99.9 % of the tokens do not exceed",
             "clip_fraction": "share of tokens whose ratio was clipped",
             "clip_fraction/positive": "the same, of tokens with an advantage above 0",
             "clip_fraction/negative": "the same, below 0",
-            "weight/cut": "share of tokens whose importance weight was cut at its cap, or 0 outside its bounds",
+            "mask_fraction": "share of tokens that a mask of `objective.mask` took",
+            "mask_fraction/positive": "the same, of tokens with an advantage above 0",
+            "mask_fraction/negative": "the same, below 0",
             "mask/tokens": 'tokens that each mask of `objective.mask` took: `{"dppo-tv": 12}`',
-            "by_age": "the same, and factors of the ratio, for each age: " + ", ".join(f"`{key}`" for key in BY_AGE),
+            "weight/cut": "share of tokens whose importance weight was cut at its cap, or 0 outside its bounds",
+            "token_grad": "norms of the tokens' gradients at the logits, added up",
+            "by_age": "[all of it](#by-age-and-by-length) for the tokens of each age",
+            "by_length": "the same for those of answers of each length: `1`, `2-3`, `4-7`, ... sampled tokens",
             "mismatch/age0": "largest difference, in nats, between the engine's logprob and the learner's at age 0, in "
             "the first update, where the weights are the same: what both compute differently",
+            "mismatch/age0_error": "mean factor between both probabilities there; healthy: below 1.05",
+            "mismatch/age0_kl": "KL(engine || learner) there, nats a token, by k3; healthy: below 0.001",
+            "mismatch/age0_continued": "mean factor of tokens that are in none of the three: sampled after a change of "
+            "weights under `weights.update: keep`, with what older weights had computed of the prefix",
         },
     ),
     Topic(
@@ -109,7 +134,7 @@ STEP = (
             "updates_skipped": "those that were not: a gradient that was not finite, or no token to train",
             "loss": "what was minimised: a mean over tokens, answers or prompts (`objective.aggregation`)",
             "grad_norm": "before clipping; mean over the applied updates",
-            "learning_rate": "of this step, in each of its updates",
+            "learning_rate": "of this step; with `learner.rate_by_ess` the mean over its updates",
             "nonfinite": "tokens left out because a logprob was not finite",
         },
     ),
@@ -188,6 +213,22 @@ EVENTS = {
         "store_lineage": "where the store was, which had lost its newest writes",
         "store_version": "the same",
         "steps": "that were committed to it again",
+    },
+    "learning_rate": {
+        "lineage": "of the weights",
+        "version": "after the step",
+        "update": "of the step, from 1, in which the rate got another factor (`learner.rate_by_ess`)",
+        "scale_before": "the factor until then",
+        "scale": "from then on",
+        "learning_rate": "of this update",
+        "ess": "the effective sample size of its answers, as a share of them",
+        "average": "the same, over the updates until then",
+    },
+    "warning": {
+        "lineage": "of the weights",
+        "version": "after the step",
+        "about": "the metric: `ess/sequence`, `mismatch/age0`",
+        "text": "numbers, and what to look at",
     },
     "end": {"version": "the last one", "stopped": "before its last step"},
 }

@@ -297,6 +297,8 @@ def event_line(event: Mapping[str, Any]) -> str:
     'eval: version 0 has success 0.203 on 128 held-out rows'
     >>> event_line({"event": "start", "lineage": 1, "time": 1.5})
     'start: lineage 1'
+    >>> event_line({"event": "warning", "version": 7, "about": "ess/sequence", "text": "few answers carry it"})
+    'warning at step 7: few answers carry it'
     """
     name = str(event["event"])
     if name == "eval":
@@ -304,6 +306,14 @@ def event_line(event: Mapping[str, Any]) -> str:
         return (
             f"eval: version {event.get('version', '-')} has success {number(event.get('success'))} "
             f"on {event.get('n', '-')} held-out rows{unscored}"
+        )
+    if name == "warning":
+        return f"warning at step {event.get('version', '-')}: {event.get('text', '')}"
+    if name == "learning_rate":
+        return (
+            f"learning rate x {number(event.get('scale'))} from step {event.get('version', '-')} on, before x "
+            f"{number(event.get('scale_before'))}: ess/sequence {number(event.get('ess'))}, average "
+            f"{number(event.get('average'))}"
         )
     told = [f"{key} {value}" for key, value in event.items() if key not in ("event", "time") and _is_plain(value)]
     return f"{name}: {', '.join(told)}" if told else name

@@ -10,7 +10,7 @@ import pytest
 
 from asyncrl.learners.advantages import advantages
 from asyncrl.learners.batch import make_batch
-from asyncrl.learners.diagnostics import continued, effective_sample_size, step_metrics
+from asyncrl.learners.diagnostics import continued, step_metrics
 from asyncrl.learners.step import Seen
 from asyncrl.schema import pack, to_batch
 from asyncrl.staleness import Weights
@@ -53,6 +53,8 @@ def metrics(
         ratio=np.where(included, np.exp(log_ratio), 0).astype(np.float32),
         clipped=included & (np.exp(log_ratio) > 1.28),
         masked=np.zeros(len(included), np.uint8),
+        measured=included,
+        pulls=included.astype(np.float32) * (1 + batch.ages.numpy()),
         cut=included & (proximal - batch.behaviour.numpy() > math.log(2)),
         proximal=proximal,
         nonfinite=0,
@@ -73,20 +75,43 @@ def test_metrics_by_hand(make_row, make_group) -> None:
     assert (found["age/mean"], found["age/max"]) == (0.4, 1)
     assert found["ratio/mean"] == pytest.approx(7 / 5)
     assert found["ess"] == pytest.approx(7**2 / (5 * 11))
-    assert found["kl"] == pytest.approx(-2 * math.log(2) / 5)
-    split = dict.fromkeys(("mismatch_mean", "mismatch_max", "staleness_mean", "staleness_kl"))
-    whole = {"tokens": 3, "ratio_mean": 1.0, "ess": 1.0, "kl": 0.0, "clip_fraction": 0.0}
-    assert found["by_age"]["0"] == {**whole, **split}
-    assert found["by_age"]["1"]["ratio_mean"] == pytest.approx(2)
-    assert found["by_age"]["1"]["clip_fraction"] == 1.0
-    assert found["mismatch/age0"] == 0.0
+    assert found["ess/sequence"] == pytest.approx((1 + 1 + 4) ** 2 / (3 * (1 + 1 + 16)))  # two tokens of ratio 2
+    assert found["kl"] == pytest.approx(2 * (2 - 1 - math.log(2)) / 5)
+    assert found["by_age"]["0"] == {
+        "tokens": 3,
+        "answers": 2,
+        "ratio_mean": 1.0,
+        "ess": 1.0,
+        "ess_sequence": 1.0,
+        "kl": 0.0,
+        "log_ratio_max": 0.0,
+        "log_ratio_p999": 0.0,
+        "clip_fraction": 0.0,
+        "clip_fraction_positive": 0.0,
+        "clip_fraction_negative": 0.0,
+        "mask_fraction": 0.0,
+        "mask_fraction_positive": 0.0,
+        "mask_fraction_negative": 0.0,
+        "token_grad": 3 / 5,
+        "token_grad_share": 3 / 7,
+        **dict.fromkeys(("mismatch_mean", "mismatch_max", "staleness_mean", "staleness_kl")),
+    }
+    old = found["by_age"]["1"]
+    assert (old["tokens"], old["answers"], old["clip_fraction"], old["token_grad_share"]) == (2, 1, 1.0, 4 / 7)
+    assert (old["ratio_mean"], old["log_ratio_max"]) == (pytest.approx(2), pytest.approx(math.log(2)))
+    assert old["clip_fraction_positive"] is old["clip_fraction_negative"] is None  # nobody is better than anybody
+    assert {length: bucket["tokens"] for length, bucket in found["by_length"].items()} == {"1": 1, "2-3": 4}
+    assert (found["mismatch/age0"], found["mismatch/age0_error"], found["mismatch/age0_kl"]) == (0.0, 1.0, 0.0)
     json.dumps(found, allow_nan=False)
 
 
 def test_engine_and_learner_are_compared_where_the_weights_are_the_same(make_row, make_group) -> None:
     """Which is in the first update only: what a later one sees at age 0 has moved."""
     moved = {0: 1.5, 1: 2.0}
-    assert metrics(make_row, make_group, moved)["mismatch/age0"] == pytest.approx(math.log(1.5), rel=1e-6)
+    fresh = metrics(make_row, make_group, moved)
+    assert fresh["mismatch/age0"] == pytest.approx(math.log(1.5), rel=1e-6)
+    assert fresh["mismatch/age0_error"] == pytest.approx(1.5, rel=1e-6)
+    assert fresh["mismatch/age0_kl"] == pytest.approx(0.5 - math.log(1.5), rel=1e-6)
     found = metrics(make_row, make_group, moved, first=0)
     assert found["mismatch/age0"] is None
     assert found["by_age"]["0"]["ratio_mean"] == pytest.approx(1.5)
@@ -133,15 +158,11 @@ def test_a_batch_in_which_nothing_is_scored_has_no_averages_and_no_nan(make_row,
     batch = make_batch(packed, version=0, max_age=0)
     empty = np.zeros(len(batch.token_ids))
     numbers, flags = empty.astype(np.float32), empty.astype(bool)
-    seen = Seen(0.0, 0, flags, numbers, numbers, flags, empty.astype(np.uint8), flags, numbers, 0)
+    seen = Seen(
+        0.0, 0, flags, numbers, numbers, flags, empty.astype(np.uint8), flags, flags, numbers, numbers, nonfinite=0
+    )
     worth = advantages(batch.rewards, batch.groups, "group-mean-std")
     found = step_metrics(packed, batch, worth, seen, first=np.arange(len(batch.token_ids)), update="recompute")
     assert (found["reward/mean"], found["ess"], found["age/max"], found["mismatch/age0"]) == (None,) * 4
     assert (found["zero_variance"], found["tokens"], found["failures"]) == (1.0, 0, {"verifier_raised": 2})
     json.dumps(found, allow_nan=False)
-
-
-def test_effective_sample_size_is_one_for_equal_weights_and_one_in_n_for_a_single_one() -> None:
-    assert effective_sample_size(np.full(10, 3.0)) == pytest.approx(1)
-    assert effective_sample_size(np.array([5.0] + [0.0] * 9)) == pytest.approx(0.1)
-    assert effective_sample_size(np.array([])) is None

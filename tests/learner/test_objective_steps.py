@@ -101,7 +101,7 @@ class Watched:
     def __init__(self, model: Any) -> None:
         self.model, self.gradients, self.divided = model, [], []
 
-    def update(self, tokens: int, *, denominator: float) -> Any:
+    def update(self, tokens: int, *, denominator: float, ess: float | None = None) -> Any:
         self.divided.append((tokens, denominator))
         self.gradients.append(
             torch.cat([p.grad.flatten() for p in self.model.parameters() if p.grad is not None]) / denominator

@@ -67,7 +67,8 @@ def check_names(records: list[dict[str, Any]]) -> None:
             continue
         written = {"reward_part/<name>" if key.startswith("reward_part/") else key for key in record}
         assert written - {"nonfinite_values"} == set(names.step_names()) - {"nonfinite_values"}
-        assert all(set(bucket) == set(names.BY_AGE) for bucket in record["by_age"].values())
+        for buckets in (record["by_age"], record["by_length"]):
+            assert all(set(bucket) == set(names.BUCKET) for bucket in buckets.values())
 
 
 def buffer_of(recipe: Recipe) -> MemoryBuffer:

@@ -102,7 +102,7 @@ class Watched(Optimizer):
         self.of = of
         self.gradients: list[torch.Tensor] = []
 
-    def update(self, tokens: int, *, denominator: float) -> Update:
+    def update(self, tokens: int, *, denominator: float, ess: float | None = None) -> Update:
         divisor = denominator if self.of == "step" else tokens
         self.gradients.append(torch.cat([p.grad.flatten() / divisor for p in self._parameters if p.grad is not None]))
         self._adam.zero_grad(set_to_none=True)
@@ -145,8 +145,8 @@ class Two(Alone):
 
     size = 2
 
-    def __init__(self, other: Sequence[Sequence[float]]) -> None:
-        self.other = iter(other)
+    def __init__(self, rank: int, other: Sequence[Sequence[float]]) -> None:
+        self.rank, self.other = rank, iter(other)
 
     def total(self, values: Sequence[float]) -> list[float]:
         return [a + b for a, b in zip(values, next(self.other), strict=True)]
@@ -162,12 +162,12 @@ def test_the_denominator_is_of_the_step_over_both_ranks_and_all_updates(model: A
     own = [share_of([groups[n] for n in share_groups(shares, rank)], version=1, recipe=RECIPE) for rank in (0, 1)]
     sums: list[list[list[float]]] = []
     for rank in (0, 1):
-        probe = Noted()
+        probe = Noted(rank)
         train_step(model, Watched(model), *own[rank], **OPTIONS, parts=share_parts(shares, rank), ranks=probe)
         sums.append(probe.sums)
     found = torch.zeros(())
     for rank in (0, 1):
-        optimizer, both = Watched(model), Two(sums[1 - rank])
+        optimizer, both = Watched(model), Two(rank, sums[1 - rank])
         train_step(model, optimizer, *own[rank], **OPTIONS, parts=share_parts(shares, rank), ranks=both)
         found = found + torch.stack(optimizer.gradients)
     alone = Watched(model)
@@ -177,9 +177,12 @@ def test_the_denominator_is_of_the_step_over_both_ranks_and_all_updates(model: A
 
 
 class Noted(Alone):
-    """What a rank gives to each sum."""
+    """What one of two ranks gives to each sum."""
 
-    def __init__(self) -> None:
+    size = 2
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
         self.sums: list[list[float]] = []
 
     def total(self, values: Sequence[float]) -> list[float]:
@@ -256,19 +259,20 @@ def test_tokens_that_are_not_finite_leave_the_denominator_once_they_are_seen(
     """The model gives NaN for the first sampled token of each answer to the second part."""
     batch, worth = share_of(groups_of(MIXED), version=1, recipe=RECIPE)
     broken: list[int] = []
-    whole = step.token_logprobs
+    whole = step.token_predictions
 
-    def with_nan(*arguments: Any, **named: Any) -> torch.Tensor:
+    def with_nan(*arguments: Any, **named: Any) -> Any:
         found = whole(*arguments, **named)
         if broken and torch.is_grad_enabled():
-            found = torch.where(torch.arange(len(found)) == 3, torch.nan, found)
+            logprobs = found.logprobs
+            found = found._replace(logprobs=torch.where(torch.arange(len(logprobs)) == 3, torch.nan, logprobs))
         return found
 
-    monkeypatch.setattr(step, "token_logprobs", with_nan)
+    monkeypatch.setattr(step, "token_predictions", with_nan)
     denominators = []
 
     class Noting(Watched):
-        def update(self, tokens: int, *, denominator: float) -> Update:
+        def update(self, tokens: int, *, denominator: float, ess: float | None = None) -> Update:
             denominators.append((tokens, denominator))
             broken.append(1)
             return super().update(tokens, denominator=denominator)
