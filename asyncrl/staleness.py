@@ -10,6 +10,7 @@ Symbols, as in the design and the buffer's contract:
         (under `mask` its newest one: older tokens are left out when they are trained)
     r   uses a ticket still owes: how often it is to be trained
     due lo + k: the last step that may train the ticket; the i-th of r uses is due r - i steps earlier
+    F   fresh_per_step: groups of a batch that no step has trained before, at least; 0 = no such rule
 
 The server-side scripts (`buffers/scripts/common.lua`) state the same rules; `tests/buffers` drives both with the same
 random operations, so that a difference fails.
@@ -63,6 +64,19 @@ def use_dues(lo: int, max_age: int, uses: int) -> range:
     return range(last - uses + 1, last + 1)
 
 
+def promised(lo: int, max_age: int, uses: int, *, used: bool, fresh_per_step: int) -> range:
+    """The dues that the due test guards. Where each batch has a share of fresh groups, only a first use is promised a
+    step: the others take what places are left, and are given up where there is none.
+
+    >>> list(promised(4, 2, 2, used=False, fresh_per_step=0)), list(promised(4, 2, 2, used=False, fresh_per_step=1))
+    ([5, 6], [5])
+    """
+    dues = use_dues(lo, max_age, uses)
+    if not fresh_per_step:
+        return dues
+    return dues[:0] if used else dues[:1]
+
+
 def room(*, max_age: int, groups_per_step: int, version: int, serving: int) -> int:
     """How many live tickets of lower ordinal plus its own a collector serving `serving` may see: (1 + k - (V - s)) x B.
 
@@ -98,12 +112,13 @@ def due_test(owed: Mapping[int, int], *, first_step: int, groups_per_step: int) 
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """A live ticket as the choice of a batch sees it. `lo` is its promise while issued, its oldest token once held;
-    `uses` how often it is still to be trained."""
+    `uses` how often it is still to be trained, `used` whether it was before."""
 
     ordinal: int
     held: bool
     lo: int
     uses: int = 1
+    used: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +138,7 @@ def choose_batch(
     lookahead: float,
     guard_dues: bool,
     more_to_come: bool,
+    fresh_per_step: int = 0,
 ) -> Choice:
     """Which held tickets step `version` trains. Contract, section 4.
 
@@ -131,14 +147,17 @@ def choose_batch(
     trained in time; else the ready tickets with the earliest due are tried, lookahead ignored; else the learner waits,
     for those in sight.
     `more_to_come`: whether a further ticket can be issued or finished; if not, a short batch is the last one.
+    fresh_per_step: of B groups at least so many were never trained before; a short batch has the same share of them,
+    rounded up. Those that were are always ready, so that the lookahead does not count them.
 
     >>> held = [Candidate(n, held=True, lo=0) for n in range(3)]
     >>> choose_batch(held, version=0, max_age=0, groups_per_step=2, lookahead=1.5, guard_dues=False, more_to_come=True)
     Choice(batch=(0, 1), waiting_for=())
     """
-    visible = max(groups_per_step, int(lookahead * groups_per_step))
+    B, F = groups_per_step, fresh_per_step
     ready = [c for c in live if c.held and in_window(c.lo, version=version, max_age=max_age)]
-    late = tuple(c.ordinal for c in live[:visible] if not c.held)
+    oldest = _oldest(live, max(B, int(lookahead * B)), F)
+    late = tuple(c.ordinal for c in oldest if not c.held)
 
     def first_due(c: Candidate) -> int:
         return use_dues(c.lo, max_age, c.uses)[0]
@@ -146,31 +165,81 @@ def choose_batch(
     def due_now(c: Candidate) -> bool:
         return first_due(c) <= version
 
-    in_sight = {c.ordinal for c in live[:visible]}
-    first = sorted(
-        (c for c in ready if c.ordinal in in_sight or due_now(c)), key=lambda c: (not due_now(c), c.ordinal)
-    )[:groups_per_step]
-    if len(first) < groups_per_step and not more_to_come and len(ready) <= groups_per_step:
-        return Choice(batch=tuple(c.ordinal for c in ready))
-    if len(first) == groups_per_step and (not guard_dues or _dues_hold(live, first, version, max_age, groups_per_step)):
+    in_sight = {c.ordinal for c in oldest}
+    sight = sorted((c for c in ready if c.ordinal in in_sight or due_now(c)), key=lambda c: (not due_now(c), c.ordinal))
+    first = _batch_of(sight, B, B - F)
+    if len(first) < B and not more_to_come and (len(ready) <= B or F):
+        fresh = sum(not c.used for c in ready)
+        rest = _batch_of(ready, B, min(B - F, fresh * (B - F) // F)) if F else ready
+        return Choice(batch=tuple(c.ordinal for c in rest), waiting_for=() if rest else late)
+
+    def stands(batch: Sequence[Candidate]) -> bool:
+        return len(batch) == B and (not guard_dues or _dues_hold(live, batch, version, max_age, B, F))
+
+    if stands(first):
         return Choice(batch=tuple(c.ordinal for c in first))
-    if guard_dues and len(ready) >= groups_per_step:
-        earliest = sorted(ready, key=lambda c: (first_due(c), c.ordinal))[:groups_per_step]
-        if _dues_hold(live, earliest, version, max_age, groups_per_step):
+    if guard_dues:
+        earliest = _batch_of(sorted(ready, key=lambda c: (bool(F) and c.used, first_due(c), c.ordinal)), B, B - F)
+        if stands(earliest):
             return Choice(batch=tuple(c.ordinal for c in earliest))
     return Choice(waiting_for=late)
 
 
+def _oldest(live: Sequence[Candidate], count: int, fresh_per_step: int) -> list[Candidate]:
+    """The oldest tickets, up to the `count`-th; with a share of fresh ones only those count."""
+    found = []
+    for c in live:
+        if not count:
+            break
+        found.append(c)
+        count -= not (fresh_per_step and c.used)
+    return found
+
+
+def _batch_of(candidates: Iterable[Candidate], size: int, most_used: int) -> list[Candidate]:
+    """The first `size` of them, without those that were trained before beyond `most_used`."""
+    batch: list[Candidate] = []
+    for c in candidates:
+        if len(batch) < size and (not c.used or most_used > 0):
+            batch.append(c)
+            most_used -= c.used
+    return batch
+
+
 def _dues_hold(
-    live: Iterable[Candidate], batch: Iterable[Candidate], version: int, max_age: int, groups_per_step: int
+    live: Iterable[Candidate], batch: Iterable[Candidate], version: int, max_age: int, B: int, fresh_per_step: int
 ) -> bool:
     taken = {c.ordinal for c in batch}
     owed: dict[int, int] = {}
     for c in live:
-        left = use_dues(c.lo, max_age, c.uses)
+        left = promised(c.lo, max_age, c.uses, used=c.used, fresh_per_step=fresh_per_step)
         for step in left[1:] if c.ordinal in taken else left:  # a batch trains each of its tickets once
             owed[step] = owed.get(step, 0) + 1
-    return due_test(owed, first_step=version + 1, groups_per_step=groups_per_step)
+    return due_test(owed, first_step=version + 1, groups_per_step=B)
+
+
+def uses_kept(
+    used: Sequence[Candidate], *, version: int, max_age: int, again_per_step: int, last_step: int
+) -> dict[int, int]:
+    """Ordinal -> how many of the uses that it owes a ticket keeps, where a step trains at most `again_per_step` groups
+    that were trained before. used: those groups, the ones that keep their uses rather first. last_step: of the run.
+
+    >>> owing = [Candidate(n, held=True, lo=3, uses=1, used=True) for n in range(3)]
+    >>> uses_kept(owing, version=4, max_age=1, again_per_step=2, last_step=9)
+    {0: 1, 1: 1, 2: 0}
+    """
+    owed: dict[int, int] = {}
+    kept = {}
+    for c in used:
+        last = min(due(c.lo, max_age), last_step)
+        for keep in range(c.uses, -1, -1):
+            planned = dict(owed)
+            for step in range(last - keep + 1, last + 1):
+                planned[step] = planned.get(step, 0) + 1
+            if due_test(planned, first_step=version, groups_per_step=again_per_step):
+                owed, kept[c.ordinal] = planned, keep
+                break
+    return kept
 
 
 ENDLESS = 2**53

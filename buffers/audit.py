@@ -16,7 +16,7 @@ from asyncrl.buffers.archive import Archive, Stretch, Trained, branch_to
 from asyncrl.buffers.archive_ledger import Settled
 from asyncrl.buffers.base import FORFEITED, LIVE, Buffer, State, Stats, TicketRow
 from asyncrl.buffers.limits import Limits
-from asyncrl.staleness import Lineages, Weights, due_test, in_window, use_dues
+from asyncrl.staleness import Lineages, Weights, due_test, in_window, promised
 
 Key = TypeVar("Key")
 
@@ -109,7 +109,7 @@ def _due_problems(stats: Stats, rows: Sequence[TicketRow], limits: Limits) -> li
     owed: Counter[int] = Counter()
     owing = [(row, row.lo) for row in rows if row.lo is not None]  # those at work, held and leased
     for row, lo in owing:
-        left = use_dues(lo, limits.max_age, row.left)
+        left = promised(lo, limits.max_age, row.left, used=bool(row.uses), fresh_per_step=limits.fresh_per_step)
         owed.update(left[1:] if row.state is State.LEASED else left)
     problems = _differences("uses due at step", stats.dues, owed)
     if stats.phase != "running" or limits.over_age != "wait":

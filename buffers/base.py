@@ -21,7 +21,7 @@ from typing import Any, Literal, Protocol
 from asyncrl.buffers.limits import Limits
 from asyncrl.staleness import Weights
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 """Version of keys, scripts and replies together. Another one is refused by name, never guessed at."""
 
 

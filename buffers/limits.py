@@ -29,6 +29,7 @@ class Limits:
     no_progress_s: float = 1800.0  # of the run; caps the straggler deadline
     max_losses: int = 3  # collectors a ticket may lose before it fails as `poison`
     max_uses: int = 1  # steps that train a group, as far as the window allows
+    fresh_per_step: int = 0  # groups of a batch that no step has trained before, at least; the others' uses give way
     group_size: int = 1  # members of a group: turns tokens so far into a length per member
 
     def __post_init__(self) -> None:
@@ -42,6 +43,10 @@ class Limits:
             )
         if self.max_uses < 1:
             raise ValueError(f"max_uses is {self.max_uses}; it must be 1 or more")
+        if not 0 <= self.fresh_per_step <= self.groups_per_step:
+            raise ValueError(
+                f"fresh_per_step is {self.fresh_per_step}; it must be 0 to groups_per_step = {self.groups_per_step}"
+            )
         if self.publish_every + self.max_uses > self.max_age + 2:
             raise ValueError(
                 f"publish_every {self.publish_every} with max_trajectory_age {self.max_age} and max_uses "

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from asyncrl.buffers.base import Fenced, GroupHeader, Member, PutResult, State, UnknownMember
 from asyncrl.buffers.limits import Limits
-from asyncrl.staleness import Lineages, Weights, due_test, use_dues
+from asyncrl.staleness import Lineages, Weights, due_test, promised
 
 GROUP_TIMES = 64  # recent groups whose median sets the straggler deadline: enough to be steady, few enough to sort
 STRAGGLER_FACTOR = 10.0  # x the median: beyond it a group is broken rather than long
@@ -200,9 +200,12 @@ class Common:
         return ticket.header.newest if self.limits.over_age == "mask" else ticket.header.oldest
 
     def _owed(self, ticket: TicketState) -> range:
-        """When what a live ticket owes is due; the use it is leased for counts no more."""
-        owed = use_dues(self.edge(ticket), self.limits.max_age, ticket.left)
+        """When what a live ticket is promised is due; the use it is leased for counts no more."""
+        owed = self._promised(self.edge(ticket), ticket.left, used=bool(ticket.uses))
         return owed[1:] if ticket.state is State.LEASED else owed
+
+    def _promised(self, lo: int, uses: int, *, used: bool = False) -> range:
+        return promised(lo, self.limits.max_age, uses, used=used, fresh_per_step=self.limits.fresh_per_step)
 
     def _due_test(self, extra: Mapping[int, int]) -> bool:
         """Contract 1: with step V's batch leased, count from V + 1; `dues` leaves leased tickets out already."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from asyncrl.buffers.base import BufferError, Commit, Lease, State
 from asyncrl.buffers.reference.common import QUARANTINE, LeaseState, TicketState, Wait
 from asyncrl.buffers.reference.put import Puts
-from asyncrl.staleness import Candidate, Choice, Weights, choose_batch
+from asyncrl.staleness import Choice, Weights, choose_batch
 
 
 class Leases(Puts):
@@ -24,6 +24,7 @@ class Leases(Puts):
             return Lease(lineage, step, 0, (), ())
         choice = self._choose()
         if not choice.batch and choice.waiting_for == () and not self._more_to_come():
+            self._trim_uses()
             return Lease(lineage, step, 0, (), ())
         if not choice.batch:
             self.learner_waits = self.clock if self.learner_waits is None else self.learner_waits
@@ -39,17 +40,15 @@ class Leases(Puts):
         return self._lease(self.leased)
 
     def _choose(self) -> Choice:
-        live = [
-            Candidate(n, held=t.state is State.HELD, lo=self.edge(t), uses=t.left) for n, t in sorted(self.live.items())
-        ]
         return choose_batch(
-            live,
+            [self._candidate(t) for _, t in sorted(self.live.items())],
             version=self.version,
             max_age=self.limits.max_age,
             groups_per_step=self.limits.groups_per_step,
             lookahead=self.limits.lookahead,
             guard_dues=self.limits.over_age == "wait",
             more_to_come=self._more_to_come(),
+            fresh_per_step=self.limits.fresh_per_step,
         )
 
     def _lease(self, lease: LeaseState) -> Lease:

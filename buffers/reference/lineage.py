@@ -6,7 +6,7 @@ from asyncrl.buffers.base import BufferError, State
 from asyncrl.buffers.limits import Limits
 from asyncrl.buffers.reference.common import NOTHING, ROOT, SWEEP_CHUNK, TicketState
 from asyncrl.buffers.reference.lease import Leases
-from asyncrl.staleness import Weights, due_test, use_dues
+from asyncrl.staleness import Weights, due, due_test
 
 
 class Rewinds(Leases):
@@ -71,6 +71,7 @@ class Rewinds(Leases):
         if any(n >= self.sweep for n in self.all) or (self.from_nothing and self.sweep < self.next_ordinal):
             return False
         self.sweep, self.phase, self.from_nothing = None, "running", False
+        self._trim_uses()
         self._wake_members()
         self._grant()
         return True
@@ -136,9 +137,11 @@ class Rewinds(Leases):
     def _keeps(self, ticket: TicketState) -> bool:
         """Shed what the new B cannot train in time: in ordinal order, while the due test and (k + 1) x B allow; a
         ticket that owes several uses may be left with fewer."""
-        for uses in range(min(ticket.left, self.limits.max_steps - self.version), 0, -1):
+        edge = self.edge(ticket)
+        steps = min(self.limits.max_steps - 1, due(edge, self.limits.max_age)) - self.version + 1
+        for uses in range(min(ticket.left, steps), 0, -1):
             owed = dict(self.sweep_dues)
-            for step in use_dues(self.edge(ticket), self.limits.max_age, uses):
+            for step in self._promised(edge, uses, used=bool(ticket.uses)):
                 owed[step] = owed.get(step, 0) + 1
             if self._fits(owed):
                 self._owe(self._owed(ticket), -1)

@@ -17,7 +17,7 @@ from asyncrl.buffers.reference.common import (
     Wait,
 )
 from asyncrl.buffers.reference.transitions import Transitions
-from asyncrl.staleness import Weights, room, use_dues
+from asyncrl.staleness import Weights, room
 
 
 class Tickets(Transitions):
@@ -176,7 +176,7 @@ class Tickets(Transitions):
         """The due test with this ticket; only `wait` promises that nothing held expires."""
         if self.limits.over_age != "wait":
             return True
-        return self._due_test(dict.fromkeys(use_dues(serving.version, self.limits.max_age, uses), 1))
+        return self._due_test(dict.fromkeys(self._promised(serving.version, uses), 1))
 
     def straggler_s(self) -> float:
         """After so many seconds an issued ticket is stale, `straggler`: 10 x the running median, at least a minute."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from asyncrl.buffers.base import FORFEITED, State
 from asyncrl.buffers.reference.common import REQUEUES, ROOT, Common, TicketState, Work
-from asyncrl.staleness import Weights, due, in_window
+from asyncrl.staleness import Candidate, Weights, due, in_window, uses_kept
 
 
 class Transitions(Common):
@@ -97,7 +97,8 @@ class Transitions(Common):
 
     def _expire_window(self) -> None:
         """After V moved: what has left the window, and uses that no longer fit before its end or the run's. Under
-        `mask` work in progress still gets newer tokens, and under `wait` nothing leaves the window."""
+        `mask` work in progress still gets newer tokens, and under `wait` nothing leaves the window that was never
+        trained."""
         for ticket in [t for _, t in sorted(self.live.items())]:
             edge, policy = self.edge(ticket), self.limits.over_age
             growing = ticket.state is State.ISSUED and policy == "mask"
@@ -105,8 +106,37 @@ class Transitions(Common):
             if ticket.left > fit > 0:
                 self._forfeit(ticket, "no_step_left", keep=fit)
             inside = in_window(edge, version=self.version, max_age=self.limits.max_age)
-            if not inside and policy != "wait" and not growing:
+            if not inside and (policy != "wait" or ticket.uses) and not growing:
                 self._over_age(ticket)
+        self._trim_uses()
+
+    def _trim_uses(self) -> None:
+        """Where each batch has a share of fresh groups, a step trains B - F others at most. Uses that find no step in
+        their window, or before the end of the run, are given up, the youngest groups' first; all of them once no fresh
+        group can come. So those that were trained never hold room that fresh groups need."""
+        limits = self.limits
+        if not limits.fresh_per_step:
+            return
+        used = [t for _, t in sorted(self.live.items()) if t.uses]
+        can_come = len(used) < len(self.live) or self._more_to_come()
+        kept = uses_kept(
+            [self._candidate(t) for t in used],
+            version=self.version,
+            max_age=limits.max_age,
+            again_per_step=limits.groups_per_step - limits.fresh_per_step if can_come else 0,
+            last_step=limits.max_steps - 1,
+        )
+        for ticket in used:
+            keep = kept[ticket.ordinal]
+            if keep < ticket.left:
+                self._forfeit(ticket, "min_fresh", keep=keep)
+                if not keep:
+                    self._train(ticket)
+
+    def _candidate(self, ticket: TicketState) -> Candidate:
+        """What the choice of a batch sees of a live ticket."""
+        held = ticket.state is State.HELD
+        return Candidate(ticket.ordinal, held=held, lo=self.edge(ticket), uses=ticket.left, used=bool(ticket.uses))
 
     def _forfeit(self, ticket: TicketState, why: str, *, keep: int = 0) -> None:
         """Give up uses that a live ticket still owes, all but the last `keep`."""

@@ -16,9 +16,10 @@ local LIVE = P .. 'live' --         zset: issued, held and leased ordinals, in o
 local RETURNED = P .. 'returned' -- zset: ordinals to be issued again, in order
 local ROWS = P .. 'rows' --         zset: every ordinal that has a row in TICKETS, in order
 local ENDED = P .. 'ended' --       zset: terminal ordinal -> version from which on a rewind leaves it as it is
-local LO = P .. 'lo' --             hash: live ordinal -> i|h|l, its lo and the uses it owes: what choosing a batch reads
+local LO = P .. 'lo' --             hash: live ordinal -> i|h|l, its lo, the uses it owes and had: what choosing a batch reads
 local EDGE = P .. 'edge' --         zset: live ordinal -> its lo, to find what leaves the window
 local HELD = P .. 'held' --         zset: held ordinal -> step by which its next use is due, to find what is due first
+local USED = P .. 'used' --         zset: live ordinal that a step has trained, in order; with `fresh_per_step` only
 local DUES = P .. 'dues' --         hash: due step -> uses that issued and held tickets owe
 local ISSUED = P .. 'issued' --     zset: issued ordinal -> when
 local PROGRESS = P .. 'progress' -- hash: issued ordinal -> its progress count
@@ -184,22 +185,25 @@ local function edge_of(t)
 end
 local function due(lo) return lo + limits.max_age end
 
--- Call visit(step) for each use that is still to be planned, the first one first; r uses need r steps, of which due(lo)
--- is the last. The use that a ticket is leased for counts no more: skip is 1.
-local function each_due(lo, uses, skip, visit)
-  for step = due(lo) - uses + 1 + skip, due(lo) do visit(step) end
+-- Call visit(step) for each use that is still promised a step, the first one first; r uses need r steps, of which due(lo)
+-- is the last. leased: 1 for the use that a ticket is leased for, which counts no more; had: its uses so far. Where each
+-- batch has a share of fresh groups only a first use is promised.
+local function each_due(lo, uses, leased, had, visit)
+  local from, to = due(lo) - uses + 1 + leased, due(lo)
+  if limits.fresh_per_step > 0 then to = leased + had == 0 and math.min(from, to) or from - 1 end
+  for step = from, to do visit(step) end
 end
 local function in_window(lo) return num('version') - lo <= limits.max_age end
 
--- Contract 1: for every j >= 0, the uses due at or before step first + j number at most (j + 1) x B.
-local function due_test(owed, first)
+-- Contract 1: for every j >= 0, the uses due at or before step first + j number at most (j + 1) x a_step.
+local function due_test(owed, first, a_step)
   local steps = {}
   for step in pairs(owed) do steps[#steps + 1] = step end
   table.sort(steps)
   local total = 0
   for _, step in ipairs(steps) do
     total = total + owed[step]
-    if total > math.max(0, step - first + 1) * limits.groups_per_step then return false end
+    if total > math.max(0, step - first + 1) * a_step then return false end
   end
   return true
 end
@@ -214,10 +218,14 @@ local function owe(step, uses)
   if call('HINCRBY', DUES, step, uses) == 0 then call('HDEL', DUES, step) end
 end
 local function owe_all(t, sign)
-  each_due(edge_of(t), t.left, t.state == 'leased' and 1 or 0, function(step) owe(step, sign) end)
+  each_due(edge_of(t), t.left, t.state == 'leased' and 1 or 0, #t.uses, function(step) owe(step, sign) end)
   put_run('owed', num('owed') + sign * t.left)
 end
 local function first_due(t) return due(edge_of(t)) - t.left + 1 end
+-- The use that a ticket is about to be leased for, or is not leased for any more.
+local function owe_next(t, sign)
+  if limits.fresh_per_step == 0 or #t.uses == 0 then owe(first_due(t), sign) end
+end
 
 local function reserve(bytes) put_run('reserved', num('reserved') + bytes) end
 local function hold(bytes) put_run('held', num('held') + bytes) end

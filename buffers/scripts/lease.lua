@@ -12,9 +12,9 @@ local function candidates(ordinals)
   for from = 1, #ordinals, 1000 do -- unpack is bounded by the Lua stack
     local upto = math.min(from + 999, #ordinals)
     for i, text in ipairs(call('HMGET', LO, unpack(ordinals, from, upto))) do
-      local state, lo, left = read_mark(text)
+      local state, lo, left, had = read_mark(text)
       found[#found + 1] = { ordinal = tonumber(ordinals[from + i - 1]), held = state == 'h', lo = lo, left = left,
-        first = due(lo) - left + 1 }
+        first = due(lo) - left + 1, used = had > 0 }
     end
   end
   return found
@@ -29,14 +29,71 @@ end
 -- its tickets once.
 local function dues_hold(batch)
   local owed = read_dues(DUES)
-  for _, c in ipairs(batch) do owed[c.first] = owed[c.first] - 1 end
-  return due_test(owed, num('version') + 1)
+  for _, c in ipairs(batch) do
+    if limits.fresh_per_step == 0 or not c.used then owed[c.first] = owed[c.first] - 1 end
+  end
+  return due_test(owed, num('version') + 1, limits.groups_per_step)
 end
 
 local function head(items, count)
   local first = {}
   for i = 1, math.min(count, #items) do first[i] = items[i] end
   return first
+end
+
+-- Groups of a batch that may have been trained before.
+local function again() return limits.groups_per_step - limits.fresh_per_step end
+
+-- The first B of these that make a batch: at most `most` of them were trained before.
+local function batch_of(sorted, most)
+  local batch = {}
+  for _, c in ipairs(sorted) do
+    if #batch == limits.groups_per_step then break end
+    if not c.used or most > 0 then
+      batch[#batch + 1] = c
+      if c.used then most = most - 1 end
+    end
+  end
+  return batch
+end
+
+-- The oldest live tickets, up to the `visible`-th. With a share of fresh groups only those count: others are always ready.
+local function oldest(visible)
+  local found, counted, from = {}, 0, 0
+  while counted < visible do
+    local piece = candidates(call('ZRANGE', LIVE, from, from + visible - 1))
+    for _, c in ipairs(piece) do
+      if counted == visible then break end
+      found[#found + 1] = c
+      if limits.fresh_per_step == 0 or not c.used then counted = counted + 1 end
+    end
+    if #piece < visible then break end
+    from = from + visible
+  end
+  return found
+end
+
+-- No further group can come: with fewer fresh ones than a batch needs, the rest keeps their share.
+local function rest()
+  local held = held_candidates(call('ZRANGE', HELD, 0, -1))
+  table.sort(held, function(x, y) return x.ordinal < y.ordinal end)
+  if limits.fresh_per_step == 0 then return held end
+  local fresh = 0
+  for _, c in ipairs(held) do fresh = fresh + (c.used and 0 or 1) end
+  return batch_of(held, math.min(again(), math.floor(fresh * again() / limits.fresh_per_step)))
+end
+
+-- The ready tickets with the earliest due, fresh ones first where they have a share.
+local function earliest()
+  local B = limits.groups_per_step
+  if limits.fresh_per_step == 0 then return held_candidates(call('ZRANGE', HELD, 0, B - 1)) end
+  local held = held_candidates(call('ZRANGE', HELD, 0, -1))
+  table.sort(held, function(x, y)
+    if x.used ~= y.used then return y.used end
+    if x.first ~= y.first then return x.first < y.first end
+    return x.ordinal < y.ordinal
+  end)
+  return batch_of(held, again())
 end
 
 -- Contract 4. Returns the batch, or nil and the tickets waited for. Reads what is in sight and what is due, however much
@@ -50,7 +107,7 @@ local function choose()
     seen[c.ordinal], c.now = true, c.first <= V
     sight[#sight + 1] = c
   end
-  for _, c in ipairs(candidates(call('ZRANGE', LIVE, 0, visible - 1))) do
+  for _, c in ipairs(oldest(visible)) do
     if c.held then see(c) else late[#late + 1] = c.ordinal end
   end
   for _, c in ipairs(held_candidates(call('ZRANGEBYSCORE', HELD, '-inf', V))) do see(c) end
@@ -58,18 +115,14 @@ local function choose()
     if x.now ~= y.now then return x.now end
     return x.ordinal < y.ordinal
   end)
-  local first, ready = head(sight, B), call('ZCARD', HELD)
-  if #first < B and ready <= B and not more_to_come() then
-    local rest = held_candidates(call('ZRANGE', HELD, 0, -1))
-    table.sort(rest, function(x, y) return x.ordinal < y.ordinal end)
-    return rest, late
-  end
+  local first, ready = batch_of(sight, again()), call('ZCARD', HELD)
+  if #first < B and (ready <= B or limits.fresh_per_step > 0) and not more_to_come() then return rest(), late end
   local guard = limits.over_age == 'wait'
   if #first == B and (not guard or dues_hold(first)) then return first, late end
   if guard and ready >= B then
     -- Oldest-ready-first may fail the test where the earliest dues pass; without this the learner waits for ever.
-    local earliest = held_candidates(call('ZRANGE', HELD, 0, B - 1))
-    if dues_hold(earliest) then return earliest, late end
+    local batch = earliest()
+    if #batch == B and dues_hold(batch) then return batch, late end
   end
   return nil, late
 end
@@ -94,6 +147,33 @@ local function owners_of(ordinals)
   return owners
 end
 
+-- Where each batch has a share of fresh groups, a step trains `again()` others at most. Uses that find no step in their
+-- window, or before the end of the run, are given up, the youngest groups' first; all of them once no fresh group can
+-- come. So those that were trained never hold room that fresh groups need.
+local function trim_uses()
+  if limits.fresh_per_step == 0 then return end
+  local a_step = again()
+  if call('ZCARD', USED) == call('ZCARD', LIVE) and not more_to_come() then a_step = 0 end
+  local owed = {}
+  for _, c in ipairs(candidates(call('ZRANGE', USED, 0, -1))) do
+    local last, keep = math.min(due(c.lo), limits.max_steps - 1), c.left
+    local function count(sign)
+      for step = last - keep + 1, last do owed[step] = (owed[step] or 0) + sign end
+    end
+    count(1)
+    while keep > 0 and not due_test(owed, num('version'), a_step) do
+      count(-1)
+      keep = keep - 1
+      count(1)
+    end
+    if keep < c.left then
+      local t = ticket(c.ordinal)
+      forfeit(t, 'min_fresh', keep)
+      if keep == 0 then train(t) end
+    end
+  end
+end
+
 function ops.lease(a)
   local stop = fenced(a)
   if stop then return stop end
@@ -107,7 +187,10 @@ function ops.lease(a)
   local nothing = { lineage = a.lineage, step = a.step, attempt = 0, ordinals = {} }
   if num('version') >= limits.max_steps then return lease_reply(nothing) end
   local batch, late = choose()
-  if (not batch or #batch == 0) and #late == 0 and not more_to_come() then return lease_reply(nothing) end
+  if (not batch or #batch == 0) and #late == 0 and not more_to_come() then
+    trim_uses()
+    return lease_reply(nothing)
+  end
   if not batch or #batch == 0 then
     if not R.learner_waits then put_run('learner_waits', exact(stamp)) end
     put_run('waiting_for', cjson.encode(late))
@@ -121,7 +204,7 @@ function ops.lease(a)
   for i, c in ipairs(batch) do
     local t = ticket(c.ordinal)
     rows[i] = t
-    owe(first_due(t), -1)
+    owe_next(t, -1)
     set_state(t, 'leased')
     t.times.leased = stamp
     mark(t)
@@ -138,7 +221,7 @@ local function give_lease_back(lease)
   for _, ordinal in ipairs(lease.ordinals) do
     local t = ticket(ordinal)
     set_state(t, 'held')
-    owe(first_due(t), 1)
+    owe_next(t, 1)
     mark(t)
     save(t)
   end
@@ -199,7 +282,7 @@ local function commit_reply(again)
 end
 
 -- After V moved: what has left the window, and uses that no longer fit before its end or the run's. Under `mask` work in
--- progress still gets newer tokens, and under `wait` nothing leaves the window.
+-- progress still gets newer tokens, and under `wait` nothing leaves the window that was never trained.
 local function expire_window()
   local policy, V = limits.over_age, num('version')
   local last = limits.max_steps - V
@@ -210,8 +293,11 @@ local function expire_window()
   for _, c in ipairs(candidates(ordinals)) do
     local fit = math.min(due(c.lo) - V + 1, last)
     if fit > 0 and c.left > fit then forfeit(ticket(c.ordinal), 'no_step_left', fit) end
-    if not in_window(c.lo) and policy ~= 'wait' and (c.held or policy ~= 'mask') then over_age(ticket(c.ordinal)) end
+    if not in_window(c.lo) and (policy ~= 'wait' or c.used) and (c.held or policy ~= 'mask') then
+      over_age(ticket(c.ordinal))
+    end
   end
+  trim_uses()
 end
 
 -- V moves: the one place where room is freed, by the version and not by an acknowledgement.

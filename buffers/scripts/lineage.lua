@@ -9,7 +9,7 @@ local function start_rewind(version)
   put_run('lease_attempt', 0)
   put_run('filtered_in_row', 0)
   -- What is owed follows the new limits and the new tree; leased tickets are held again, their use was not recorded.
-  call('DEL', SWEEP_DUES, DUES)
+  call('DEL', SWEEP_DUES, DUES, USED)
   put_run('owed', 0)
   for _, ordinal in ipairs(call('ZRANGE', LIVE, 0, -1)) do
     local t = ticket(ordinal)
@@ -73,17 +73,17 @@ end
 -- owes several uses may be left with fewer.
 local function still_fits(t)
   local V, B = num('version'), limits.groups_per_step
-  for uses = math.min(t.left, limits.max_steps - V), 1, -1 do
+  for uses = math.min(t.left, limits.max_steps - V, due(edge_of(t)) - V + 1), 1, -1 do
     local owed, total = read_dues(SWEEP_DUES), 0
-    each_due(edge_of(t), uses, 0, function(step) owed[step] = (owed[step] or 0) + 1 end)
+    each_due(edge_of(t), uses, 0, #t.uses, function(step) owed[step] = (owed[step] or 0) + 1 end)
     for _, n in pairs(owed) do total = total + n end
-    if total <= (limits.max_age + 1) * B and total <= (limits.max_steps - V) * B and due_test(owed, V) then
+    if total <= (limits.max_age + 1) * B and total <= (limits.max_steps - V) * B and due_test(owed, V, B) then
       owe_all(t, -1)
       t.left = uses
       owe_all(t, 1)
       mark(t)
       save(t)
-      each_due(edge_of(t), uses, 0, function(step) call('HINCRBY', SWEEP_DUES, step, 1) end)
+      each_due(edge_of(t), uses, 0, #t.uses, function(step) call('HINCRBY', SWEEP_DUES, step, 1) end)
       return true
     end
   end
@@ -161,6 +161,7 @@ function ops.sweep(a)
   drop_run('sweep')
   drop_run('from_nothing')
   put_run('phase', 'running')
+  trim_uses()
   wake_members()
   grant()
   return cjson.encode({ done = true })

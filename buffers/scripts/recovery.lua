@@ -37,7 +37,7 @@ local function use_again(t, attempt, lineage, step)
     if u[1] == lineage and u[2] == step then return end
   end
   if t.state == 'held' and t.attempt == attempt then
-    owe(first_due(t), -1)
+    owe_next(t, -1)
     set_state(t, 'leased')
     return use(t, lineage, step, false)
   end

@@ -27,8 +27,8 @@ end
 local function in_time(served, uses)
   if limits.over_age ~= 'wait' then return true end
   local owed = read_dues(DUES)
-  each_due(served, uses, 0, function(step) owed[step] = (owed[step] or 0) + 1 end)
-  return due_test(owed, num('version') + (R.lease and 1 or 0))
+  each_due(served, uses, 0, 0, function(step) owed[step] = (owed[step] or 0) + 1 end)
+  return due_test(owed, num('version') + (R.lease and 1 or 0), limits.groups_per_step)
 end
 
 -- Just after a commit a collector that lags is about to serve the new version. A ticket issued before that is due one step

@@ -5,17 +5,20 @@ local function is_live(t) return t.state == 'issued' or t.state == 'held' or t.s
 -- What is read of a live ticket when a batch is chosen and when V moves, without decoding it.
 local function mark(t)
   local edge = edge_of(t)
-  call('HSET', LO, t.ordinal, t.state:sub(1, 1) .. edge .. ':' .. t.left)
+  call('HSET', LO, t.ordinal, t.state:sub(1, 1) .. edge .. ':' .. t.left .. ':' .. #t.uses)
   call('ZADD', EDGE, edge, t.ordinal)
   if t.state == 'held' then
     call('ZADD', HELD, first_due(t), padded(t.ordinal))
   else
     call('ZREM', HELD, padded(t.ordinal))
   end
+  if limits.fresh_per_step > 0 then
+    if #t.uses > 0 then call('ZADD', USED, t.ordinal, t.ordinal) else call('ZREM', USED, t.ordinal) end
+  end
 end
 local function read_mark(text)
-  local state, lo, left = text:match('^(%a)(%-?%d+):(%d+)$')
-  return state, tonumber(lo), tonumber(left)
+  local state, lo, left, had = text:match('^(%a)(%-?%d+):(%d+):(%d+)$')
+  return state, tonumber(lo), tonumber(left), tonumber(had)
 end
 
 -- What an issued ticket has and others have not: its reservation, its owner, its progress.
@@ -36,6 +39,7 @@ local function leave_live(t)
   call('ZREM', EDGE, t.ordinal)
   call('ZREM', HELD, padded(t.ordinal))
   call('HDEL', LO, t.ordinal)
+  if limits.fresh_per_step > 0 then call('ZREM', USED, t.ordinal) end
 end
 
 local function go_live(t)
@@ -53,8 +57,8 @@ local function take_in(t, header, size)
   hold(size)
   local edge = edge_of(t)
   if edge ~= promised then
-    each_due(promised, t.left, 0, function(step) owe(step, -1) end)
-    each_due(edge, t.left, 0, function(step) owe(step, 1) end)
+    each_due(promised, t.left, 0, 0, function(step) owe(step, -1) end)
+    each_due(edge, t.left, 0, 0, function(step) owe(step, 1) end)
   end
   mark(t)
 end

@@ -8,6 +8,7 @@ and after every act the contract's sums must hold on the reference model.
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -31,6 +32,7 @@ from asyncrl.staleness import Lineages, Weights
 from tests.buffer.rules import Broken, check_model, check_uses, differences
 
 KEPT_CHECKPOINTS = 2
+LimitsOf = Callable[[random.Random, str], Limits]
 
 
 class Clock:
@@ -253,8 +255,13 @@ class Driver:
                 if row.ordinal in self.archive:
                     raise Broken(f"ticket {row.ordinal} leaves for the archive twice")
                 self.archive[row.ordinal] = row
-        await self.publish()
+        if self.version >= self.announced_version() + self.limits.publish_every:
+            await self.publish()
         return True
+
+    def announced_version(self) -> int:
+        assert self.announced is not None
+        return self.announced.version
 
     def _check_batch(self, lease: Lease) -> None:
         if len(set(lease.ordinals)) != len(lease.ordinals):
@@ -268,6 +275,8 @@ class Driver:
                     raise Broken(f"step {(self.lineage, self.version)} trains tokens of dead weights {span}")
         if len(lease.ordinals) != self.limits.groups_per_step:
             raise Broken(f"a batch of {len(lease.ordinals)} groups, not {self.limits.groups_per_step}")
+        if lease.uses.count(0) < self.limits.fresh_per_step:
+            raise Broken(f"{lease.uses} in a batch, at least {self.limits.fresh_per_step} must be fresh")
 
     # --- schedules --------------------------------------------------------------------------------------------------
 
@@ -306,7 +315,9 @@ class Driver:
         parent = candidates[-1] if self.rng.random() < 0.7 else self.rng.choice(candidates)
         B = max(1, self.limits.groups_per_step + self.rng.choice([-1, 0, 0, 1]))
         need = (self.limits.max_age + 1) * B * self.limits.group_bytes
-        self.limits = replace(self.limits, groups_per_step=B, max_bytes=max(self.limits.max_bytes, need))
+        fresh = min(self.limits.fresh_per_step, B)
+        max_bytes = max(self.limits.max_bytes, need)
+        self.limits = replace(self.limits, groups_per_step=B, max_bytes=max_bytes, fresh_per_step=fresh)
         await self.start_learner(parent)
 
     async def run(self, acts: int) -> None:
@@ -385,11 +396,21 @@ def random_limits(rng: random.Random, over_age: str) -> Limits:
     )
 
 
-async def random_run(seed: int, *, over_age: str, acts: int, model: type[Model] = Model) -> Driver:
+def fresh_limits(rng: random.Random, over_age: str) -> Limits:
+    """Groups of several uses, with a share of fresh ones in each batch; weights are not always published."""
+    limits = random_limits(rng, over_age)
+    B, k = limits.groups_per_step, limits.max_age
+    uses = rng.randint(1, k + 1)
+    return replace(limits, max_uses=uses, publish_every=rng.randint(1, k + 2 - uses), fresh_per_step=rng.randint(1, B))
+
+
+async def random_run(
+    seed: int, *, over_age: str, acts: int, model: type[Model] = Model, limits_of: LimitsOf = random_limits
+) -> Driver:
     """One schedule on the reference model alone; `model` may be one with a guard removed. Raises Broken."""
     rng = random.Random(seed)
     clock = Clock()
-    limits = random_limits(rng, over_age)
+    limits = limits_of(rng, over_age)
     buffer = MemoryBuffer("r", limits, clock=clock)
     buffer._model = model(limits)
     driver = Driver([buffer], clock, rng, limits)

@@ -9,7 +9,7 @@ from typing import Any
 
 from asyncrl.buffers.base import TERMINAL, State, TicketRow
 from asyncrl.buffers.reference.model import Model
-from asyncrl.staleness import Weights, due_test, use_dues
+from asyncrl.staleness import Weights, due_test, promised
 
 
 class Broken(AssertionError):
@@ -40,7 +40,9 @@ def check_model(model: Model) -> None:
     dues: dict[int, int] = {}
     for t in tickets:
         if t.state in (State.ISSUED, State.HELD, State.LEASED):
-            left = use_dues(model.edge(t), limits.max_age, t.left)
+            left = promised(
+                model.edge(t), limits.max_age, t.left, used=bool(t.uses), fresh_per_step=limits.fresh_per_step
+            )
             for step in left[1:] if t.state is State.LEASED else left:
                 dues[step] = dues.get(step, 0) + 1
     if dues != model.dues:
