@@ -34,6 +34,7 @@ logger = logging.getLogger(__name__)
 START_LIMIT_S = 60.0  # built-in tasks need 0.1 s; a task of a user's may import a library as heavy as torch
 BATCH_S = 0.002  # what a call may wait for others of its batch while another worker is free
 LATE_LOOP_S = 0.05  # a few turns of a busy event loop; little beside what a killed process costs
+LARGEST_REWARD = 3.4e38  # of float32, in which the learner computes; the record refuses a group with a larger one
 REAP_LIMIT_S = 5.0  # for the kernel to hand over a process that was killed
 READ_BYTES = 65536  # a pipe holds no more
 
@@ -204,8 +205,9 @@ class VerifierPool:
             reward, outcome = rule.reward(verdict.parts, weights), rule.outcome(verdict.parts, weights)
             if complaint := odd_names(verdict.parts, self._names, weights):
                 verdict = Verdict(verdict.parts, INVALID, complaint)
-            elif not (math.isfinite(reward) and math.isfinite(outcome)):
-                verdict = Verdict(verdict.parts, INVALID, f"the weighted sum of the parts {verdict.parts} is no number")
+            elif not (abs(reward) <= LARGEST_REWARD and abs(outcome) <= LARGEST_REWARD):
+                complaint = f"the weighted sum of the parts {verdict.parts} is beyond what float32 holds"
+                verdict = Verdict(verdict.parts, INVALID, complaint)
             else:
                 self._names = tuple(verdict.parts)
         ended = verdict.failure or "scored"

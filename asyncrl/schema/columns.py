@@ -64,7 +64,7 @@ FIXED_BYTES = 8192  # the schema message, the batch's header and the padding of 
 ROW = pa.struct(list(SCHEMA)[len(TOKEN_COLUMNS) :])  # the columns that are not per token
 CHECKED = (  # those of them that `check_rules` looks at, beside the spans
     *("ticket", "attempt", "member", "segment", "lineage", "prompt_length", "turn_offsets", "turn_rewards"),
-    *("finish_reason", "task", "row_id", "info"),
+    *("reward", "finish_reason", "task", "row_id", "info"),
 )
 
 

@@ -12,6 +12,10 @@ from numpy.typing import NDArray
 
 from asyncrl.schema.columns import CHECKED, FINISH_REASONS, SCHEMA, TOKEN_COLUMNS, check_schema, entries, starts_of
 
+LARGEST_REWARD = float(np.finfo(np.float32).max)
+"""The learner computes in float32; and the square of what is beyond overflows float64, which would make every advantage
+of a group 0 without a word."""
+
 
 def validate(batch: pa.RecordBatch) -> None:
     """Refuse what a learner could not train honestly. Raises ValueError that names row and column.
@@ -118,13 +122,17 @@ def _check_rows(values: Mapping[str, Sequence[Any]], lengths: Sequence[int], fir
                 wanted = f"row {first} has {column[first]}"
                 raise ValueError(f"row {n}, column {name}: {value}, but {wanted}; a group is one ticket")
     seen: set[tuple[int, int, int]] = set()
-    names = ("member", "segment", "finish_reason", "turn_offsets", "turn_rewards", "info")
-    for n, (member, segment, finish, offsets, rewards, info) in enumerate(
+    names = ("member", "segment", "reward", "finish_reason", "turn_offsets", "turn_rewards", "info")
+    for n, (member, segment, reward, finish, offsets, rewards, info) in enumerate(
         zip(*(values[name] for name in names), strict=True)
     ):
         if (first_of[n], member, segment) in seen:
             raise ValueError(f"row {n}, column member: member {member} segment {segment} a second time")
         seen.add((first_of[n], member, segment))
+        if abs(reward) > LARGEST_REWARD:
+            raise ValueError(
+                f"row {n}, column reward: {reward}; must be a number of float32, or NaN for an unscored row"
+            )
         if finish not in FINISH_REASONS:
             raise ValueError(f"row {n}, column finish_reason: {finish!r}; must be one of {', '.join(FINISH_REASONS)}")
         if offsets and (list(offsets) != sorted(offsets) or offsets[0] < 0 or offsets[-1] > lengths[n]):

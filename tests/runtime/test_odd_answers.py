@@ -11,11 +11,13 @@ from asyncrl.buffers.archive import Archive
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 LIMIT_S = 240.0
+WAYS = ("fine", "equal", "all_fail", "nan", "none", "infinite", "words", "many")
 
 TASK = '''
 from asyncrl.tasks.base import Row
 
-WAYS = ["fine", "equal", "all_fail", "raises", "hangs", "nan", "none"]
+WAYS = ["fine", "equal", "all_fail", "raises", "hangs", "nan", "none", "infinite", "words", "many"]
+NO_REWARD = {"nan": float("nan"), "none": None, "infinite": float("-inf"), "words": "0.5", "many": [1.0, 0.0, 0.0, 0.0]}
 
 
 class Odd:
@@ -24,7 +26,7 @@ class Odd:
     def rows(self, split):
         digits = [str(100 + 7 * n) for n in range(70)] if split == "train" else ["555", "123"]
         return [
-            Row(id=f"{split}-{n}-{WAYS[n % 7]}", prompt=f"reverse {d}", answer=d[::-1], info={"way": WAYS[n % 7]})
+            Row(id=f"{split}-{n}-{WAYS[n % 10]}", prompt=f"reverse {d}", answer=d[::-1], info={"way": WAYS[n % 10]})
             for n, d in enumerate(digits)
         ]
 
@@ -41,7 +43,7 @@ class Odd:
             raise KeyError("not right")
         if way == "hangs":
             return float(5**5**5**5)
-        return {"exact": float("nan") if way == "nan" else None}
+        return NO_REWARD[way] if way == "many" else {"exact": NO_REWARD[way]}
 '''
 
 
@@ -52,7 +54,7 @@ def test_every_way_of_going_wrong_is_counted_under_its_name(start, tmp_path: Pat
         "run: {name: odd, max_steps: 5}\n"
         "task: {type: odd:Odd}\n"
         "collector: {group_size: 4, score_timeout_s: 0.5, score_workers: 2, sampling: {max_tokens: 4}}\n"
-        "learner: {groups_per_step: 7}\n"
+        "learner: {groups_per_step: 10}\n"
         "eval: {prompts: 2}\n"
     )
     run = start("-m", "asyncrl.cli.main", "run", "recipe.yaml", cwd=tmp_path)
@@ -68,19 +70,28 @@ def test_every_way_of_going_wrong_is_counted_under_its_name(start, tmp_path: Pat
         assert math.isfinite(record["grad_norm"])
         assert not record["skipped"]
     failures = {name for record in steps for name in record["failures"]}
-    assert {"verifier_raised", "verifier_timeout", "verifier_nan", "verifier_none"} <= failures
+    expected = {"verifier_raised", "verifier_timeout", "verifier_nan", "verifier_none", "verifier_invalid"}
+    assert expected <= failures
     assert any(record["zero_variance"] > 0 for record in steps), "all rewards of an `equal` group are the same"
     assert any(record["truncated"] > 0 for record in steps), "four tokens do not hold three digits and the end"
     lost = steps[-1]["lost"]
     assert any(reason.startswith("failed/") and "verifier_raised" in reason for reason in lost), lost
 
     rows = Archive(folder / "archive").table(columns=["row_id", "reward", "failure"]).to_pylist()
-    ways = {way: [r for r in rows if r["row_id"].endswith(way)] for way in ("fine", "equal", "nan", "all_fail")}
+    ways = {way: [r for r in rows if r["row_id"].endswith(way)] for way in WAYS}
     assert not ways["all_fail"], "a group without a single score is not trained"
     assert ways["equal"]
     assert all(r["reward"] == 1.0 for r in ways["equal"])
     assert all(math.isnan(r["reward"]) == bool(r["failure"]) for r in rows), "unscored is NaN with a name, never 0"
-    assert any(math.isnan(r["reward"]) for r in ways["nan"])
+    for way, name in (
+        ("nan", "nan"),
+        ("none", "none"),
+        ("infinite", "invalid"),
+        ("words", "invalid"),
+        ("many", "invalid"),
+    ):
+        assert {r["failure"] for r in ways[way]} <= {"", f"verifier_{name}"}
+        assert any(math.isnan(r["reward"]) for r in ways[way]), way
 
 
 def test_answers_that_are_empty_or_have_no_end_are_trained_like_others(start, tmp_path: Path) -> None:

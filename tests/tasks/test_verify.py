@@ -120,16 +120,16 @@ async def test_a_pattern_that_takes_for_ever_is_killed_and_the_next_answer_is_sc
 
 
 @pytest.mark.asyncio
-async def test_a_sum_beyond_all_numbers_is_unscored_by_name(user_module: UserModule) -> None:
+async def test_a_sum_beyond_float32_is_unscored_by_name(user_module: UserModule) -> None:
     user_module(
         """
 class Huge:
     def rows(self, split): return [Row("1", "p")]
-    def score(self, row, answer): return {"a": 1e308, "b": float(answer.text)}
+    def score(self, row, answer): return {"a": 3e38, "b": float(answer.text)}
 """
     )
     row = Row("1", "p")
-    fine, beyond = await scored(CustomTask(type="my_task:Huge"), (row, answer_of(1, "1")), (row, answer_of(1, "1e308")))
+    fine, beyond = await scored(CustomTask(type="my_task:Huge"), (row, answer_of(1, "1")), (row, answer_of(1, "3e38")))
     assert (fine.failure, beyond.failure, math.isnan(beyond.reward)) == ("", "verifier_invalid", True)
 
 
