@@ -14,11 +14,13 @@ import importlib.util
 import os
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from asyncrl.buffers.concurrency import in_thread
 from asyncrl.collectors.engines.base import Completion, Engine, EngineError, KvMode, Request
 from asyncrl.collectors.engines.parts import continued, joined
 from asyncrl.collectors.engines.spans import Served
@@ -149,15 +151,15 @@ class VllmEngine(Engine):
         return "cpu"
 
     async def start(self) -> None:
-        """Start vLLM's processes, half a minute or more. Raises EngineError: vLLM is not installed or too old, cannot
-        load the model, or the model's tensors cannot be read back by the names that they are published under."""
+        """Start the processes of vLLM, half a minute or more. Raises EngineError: it is not installed, is too old, or
+        cannot load the model."""
         if self._llm is not None:
             raise EngineError(f"engine {self.name} is running: close() it before start()")
         if importlib.util.find_spec("vllm") is None:
             raise EngineError(f"engine {self.name} needs the package vllm, which is not installed: {INSTALL}")
         self._ended = None
         try:
-            llm = await asyncio.to_thread(_make, self._slots, self._arguments)
+            llm = await in_thread(partial(_make, self._slots, self._arguments))
         except Exception as error:
             raise EngineError(f"engine {self.name}: vLLM does not start: {type(error).__name__}: {error}") from error
         self._llm, config = llm, llm.vllm_config.model_config
@@ -189,10 +191,11 @@ class VllmEngine(Engine):
 
     def abort(self, request_ids: Sequence[str]) -> None:
         """See Engine. One that has not begun ends without a token."""
-        for request_id in request_ids:
-            if (running := self._running.get(request_id)) is not None:
-                running.aborted = True
-                self._abort([running])
+        aborted = [self._running[request_id] for request_id in request_ids if request_id in self._running]
+        for running in aborted:
+            running.aborted = True
+        if aborted:
+            self._abort(aborted)
 
     def progress(self, request_id: str) -> int:
         running = self._running.get(request_id)
@@ -200,7 +203,8 @@ class VllmEngine(Engine):
 
     async def stage(self, staged: StagedWeights) -> None:
         """Have the weights in memory that vLLM's worker can map: where they lie, if another process can map them there,
-        else as a copy. Raises WeightsError if they are not what the served model consists of."""
+        else as a copy. Raises WeightsError if they are not what the served model consists of; EngineError if they are
+        the first ones: then vLLM has this architecture in another form, and no others would fit."""
         llm = self._alive()
         if staged.adapter is not None:
             raise WeightsError(f"weights {tuple(staged.weights)} are an adapter, and vLLM is given merged weights only")
@@ -209,7 +213,8 @@ class VllmEngine(Engine):
         forms = [(name, dtype_name(tensor.dtype), list(tensor.shape)) for name, tensor in staged.tensors.items()]
         (wrong,) = await self._call(llm.collective_rpc("asyncrl_check", args=(forms, dict(staged.tied))))
         if wrong:
-            raise WeightsError(f"weights {tuple(staged.weights)} do not fit the served model: {wrong}")
+            wrong = f"weights {tuple(staged.weights)} do not fit the served model: {wrong}"
+            raise EngineError(wrong) if self._served is None else WeightsError(wrong)
         offer = await asyncio.to_thread(self._copied, staged) if staged.offer is None else dict(staged.offer)
         self._staged = (staged, offer)
 
@@ -283,9 +288,10 @@ class VllmEngine(Engine):
         try:
             async for output in llm.generate(prompt_of(request, served), params, running.name):
                 self.generated_tokens += answer.add(output.outputs[0])
-                # An abort is lost on vLLM while it does not know the request yet.
-                if (answer.error or running.aborted) and not output.finished:
+                if answer.error and not output.finished:
                     self._abort([running])
+        except ValueError as error:
+            raise ValueError(f"request {request.id}: vLLM refuses it: {error}") from error
         except Exception as error:
             failed = EngineError(f"vLLM failed at request {request.id}: {type(error).__name__}: {error}")
             failed.__cause__ = error
@@ -294,14 +300,18 @@ class VllmEngine(Engine):
         return answer.completion()
 
     def _abort(self, running: Sequence[_Running]) -> None:
-        """Have vLLM end these parts with what they have."""
-        llm = self._llm
-        names = [one.name for one in running if one.name]
-        if llm is None or not names:
-            return
-        aborting: asyncio.Task[None] = asyncio.create_task(llm.abort(names))
+        """Have vLLM end these parts with what they have. Waits for nothing."""
+        aborting = asyncio.create_task(self._parts_end(running))
         self._aborting.add(aborting)
         aborting.add_done_callback(self._aborting.discard)
+
+    async def _parts_end(self, running: Sequence[_Running]) -> None:
+        """Abort these parts until they have ended: vLLM hears nothing of an abort that overtakes its request. They end
+        with the engine at the latest (`_end`)."""
+        while (llm := self._llm) and (parts := [one.part for one in running if one.part and not one.part.done()]):
+            with suppress(Exception):  # of a dead engine, which the parts hear of themselves
+                await llm.abort([one.name for one in running])
+            await asyncio.wait(parts, timeout=ABORT_AGAIN_S)
 
     # --- weights ------------------------------------------------------------------------------------------------------
 
@@ -335,13 +345,10 @@ class VllmEngine(Engine):
         """What has no token yet would find its prompt under the salt of the old version, or leave it there, computed by
         the new one: it ends, and begins again when the exchange is over. Nothing here waits for a step of vLLM's; the
         whole activation has a deadline."""
-        waiting = {one.part: one for one in self._running.values() if one.part and not one.answer.tokens}
-        for one in waiting.values():
+        waiting = [one for one in self._running.values() if one.part and not one.answer.tokens]
+        for one in waiting:
             one.again = True
-        while parts := [part for part in waiting if not part.done()]:
-            self._abort([waiting[part] for part in parts])
-            # Once more, if vLLM did not know one yet: it is on its way there.
-            await asyncio.wait(parts, timeout=ABORT_AGAIN_S)
+        await self._parts_end(waiting)
 
     async def _proven(self, llm: AsyncLLM) -> str:
         """The checksum of what the worker computes with. Raises EngineError if it contradicts itself."""
