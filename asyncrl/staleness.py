@@ -65,16 +65,16 @@ def use_dues(lo: int, max_age: int, uses: int) -> range:
 
 
 def promised(lo: int, max_age: int, uses: int, *, used: bool, fresh_per_step: int) -> range:
-    """The dues that the due test guards. Where each batch has a share of fresh groups, only a first use is promised a
-    step: the others take what places are left, and are given up where there is none.
+    """The dues that the due test guards. Where each batch has a share of fresh groups, a ticket is promised one step in
+    its window: further uses take what places are left, and are given up where there is none.
 
     >>> list(promised(4, 2, 2, used=False, fresh_per_step=0)), list(promised(4, 2, 2, used=False, fresh_per_step=1))
-    ([5, 6], [5])
+    ([5, 6], [6])
     """
     dues = use_dues(lo, max_age, uses)
     if not fresh_per_step:
         return dues
-    return dues[:0] if used else dues[:1]
+    return dues[:0] if used else dues[-1:]
 
 
 def room(*, max_age: int, groups_per_step: int, version: int, serving: int) -> int:
@@ -148,7 +148,8 @@ def choose_batch(
     for those in sight.
     `more_to_come`: whether a further ticket can be issued or finished; if not, a short batch is the last one.
     fresh_per_step: of B groups at least so many were never trained before; a short batch has the same share of them,
-    rounded up. Those that were are always ready, so that the lookahead does not count them.
+    rounded up. The others come first, as far as they may, since they are what is lost else; they are always ready, so
+    that the lookahead does not count them.
 
     >>> held = [Candidate(n, held=True, lo=0) for n in range(3)]
     >>> choose_batch(held, version=0, max_age=0, groups_per_step=2, lookahead=1.5, guard_dues=False, more_to_come=True)
@@ -166,8 +167,13 @@ def choose_batch(
         return first_due(c) <= version
 
     in_sight = {c.ordinal for c in oldest}
-    sight = sorted((c for c in ready if c.ordinal in in_sight or due_now(c)), key=lambda c: (not due_now(c), c.ordinal))
-    first = _batch_of(sight, B, B - F)
+
+    def order(c: Candidate) -> tuple[bool, int, int]:
+        if F and c.used:
+            return (False, first_due(c), c.ordinal)
+        return (bool(F), due(c.lo, max_age) > version if F else not due_now(c), c.ordinal)
+
+    first = _batch_of(sorted((c for c in ready if c.ordinal in in_sight or due_now(c)), key=order), B, B - F)
     if len(first) < B and not more_to_come and (len(ready) <= B or F):
         fresh = sum(not c.used for c in ready)
         rest = _batch_of(ready, B, min(B - F, fresh * (B - F) // F)) if F else ready
@@ -179,7 +185,8 @@ def choose_batch(
     if stands(first):
         return Choice(batch=tuple(c.ordinal for c in first))
     if guard_dues:
-        earliest = _batch_of(sorted(ready, key=lambda c: (bool(F) and c.used, first_due(c), c.ordinal)), B, B - F)
+        soonest = sorted(ready, key=lambda c: (c.used, c.lo, c.ordinal) if F else (False, first_due(c), c.ordinal))
+        earliest = _batch_of(soonest, B, B - F)
         if stands(earliest):
             return Choice(batch=tuple(c.ordinal for c in earliest))
     return Choice(waiting_for=late)

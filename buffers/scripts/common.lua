@@ -187,10 +187,10 @@ local function due(lo) return lo + limits.max_age end
 
 -- Call visit(step) for each use that is still promised a step, the first one first; r uses need r steps, of which due(lo)
 -- is the last. leased: 1 for the use that a ticket is leased for, which counts no more; had: its uses so far. Where each
--- batch has a share of fresh groups only a first use is promised.
+-- batch has a share of fresh groups, a ticket is promised one step in its window.
 local function each_due(lo, uses, leased, had, visit)
   local from, to = due(lo) - uses + 1 + leased, due(lo)
-  if limits.fresh_per_step > 0 then to = leased + had == 0 and math.min(from, to) or from - 1 end
+  if limits.fresh_per_step > 0 then from = leased + had == 0 and uses > 0 and to or to + 1 end
   for step = from, to do visit(step) end
 end
 local function in_window(lo) return num('version') - lo <= limits.max_age end
@@ -224,7 +224,11 @@ end
 local function first_due(t) return due(edge_of(t)) - t.left + 1 end
 -- The use that a ticket is about to be leased for, or is not leased for any more.
 local function owe_next(t, sign)
-  if limits.fresh_per_step == 0 or #t.uses == 0 then owe(first_due(t), sign) end
+  if limits.fresh_per_step == 0 then
+    owe(first_due(t), sign)
+  elseif #t.uses == 0 then
+    owe(due(edge_of(t)), sign)
+  end
 end
 
 local function reserve(bytes) put_run('reserved', num('reserved') + bytes) end

@@ -30,7 +30,8 @@ end
 local function dues_hold(batch)
   local owed = read_dues(DUES)
   for _, c in ipairs(batch) do
-    if limits.fresh_per_step == 0 or not c.used then owed[c.first] = owed[c.first] - 1 end
+    local step = limits.fresh_per_step == 0 and c.first or due(c.lo)
+    if limits.fresh_per_step == 0 or not c.used then owed[step] = owed[step] - 1 end
   end
   return due_test(owed, num('version') + 1, limits.groups_per_step)
 end
@@ -83,17 +84,27 @@ local function rest()
   return batch_of(held, math.min(again(), math.floor(fresh * again() / limits.fresh_per_step)))
 end
 
--- The ready tickets with the earliest due, fresh ones first where they have a share.
+-- The ready tickets with the earliest due; where fresh ones have a share, they come first.
 local function earliest()
   local B = limits.groups_per_step
   if limits.fresh_per_step == 0 then return held_candidates(call('ZRANGE', HELD, 0, B - 1)) end
   local held = held_candidates(call('ZRANGE', HELD, 0, -1))
   table.sort(held, function(x, y)
     if x.used ~= y.used then return y.used end
-    if x.first ~= y.first then return x.first < y.first end
+    if x.lo ~= y.lo then return x.lo < y.lo end
     return x.ordinal < y.ordinal
   end)
   return batch_of(held, again())
+end
+
+-- Due ones first, then by ordinal. Where fresh groups have a share, the others come before them, as far as they may: they
+-- are what is lost else.
+local function in_order(x, y)
+  local share = limits.fresh_per_step > 0
+  if share and x.used ~= y.used then return x.used end
+  if share and x.used and x.first ~= y.first then return x.first < y.first end
+  if not (share and x.used) and x.now ~= y.now then return x.now end
+  return x.ordinal < y.ordinal
 end
 
 -- Contract 4. Returns the batch, or nil and the tickets waited for. Reads what is in sight and what is due, however much
@@ -104,17 +115,14 @@ local function choose()
   local sight, late, seen = {}, {}, {}
   local function see(c)
     if seen[c.ordinal] or not in_window(c.lo) then return end
-    seen[c.ordinal], c.now = true, c.first <= V
+    seen[c.ordinal], c.now = true, (limits.fresh_per_step == 0 and c.first or due(c.lo)) <= V
     sight[#sight + 1] = c
   end
   for _, c in ipairs(oldest(visible)) do
     if c.held then see(c) else late[#late + 1] = c.ordinal end
   end
   for _, c in ipairs(held_candidates(call('ZRANGEBYSCORE', HELD, '-inf', V))) do see(c) end
-  table.sort(sight, function(x, y)
-    if x.now ~= y.now then return x.now end
-    return x.ordinal < y.ordinal
-  end)
+  table.sort(sight, in_order)
   local first, ready = batch_of(sight, again()), call('ZCARD', HELD)
   if #first < B and (ready <= B or limits.fresh_per_step > 0) and not more_to_come() then return rest(), late end
   local guard = limits.over_age == 'wait'
