@@ -190,16 +190,21 @@ def _sections(hint: Any) -> tuple[type[Section], ...]:
 # --- metrics.md -------------------------------------------------------------------------------------------------------
 
 
+def _cell(text: str) -> str:
+    """As it stands in a table: a bar would end the cell."""
+    return text.replace("|", "\\|")
+
+
 def metric_names() -> str:
     rows = ["| name | meaning |", "|---|---|"]
     for topic in STEP:
         rows.append(f"| **{topic.title}** | |")
-        rows += [f"| `{key}` | {meaning} |" for key, meaning in topic.keys.items()]
+        rows += [f"| `{key}` | {_cell(meaning)} |" for key, meaning in topic.keys.items()]
     return "\n".join(rows) + "\n"
 
 
 def bucket_names() -> str:
-    rows = [f"| `{key}` | {meaning} |" for key, meaning in BUCKET.items()]
+    rows = [f"| `{key}` | {_cell(meaning)} |" for key, meaning in BUCKET.items()]
     return "\n".join(["| key | meaning |", "|---|---|", *rows]) + "\n"
 
 

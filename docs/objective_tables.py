@@ -114,6 +114,7 @@ PARTS = {
     "objective_surrogates": table(reference.SURROGATES, "value", "l_t", "", "source"),
     "objective_masks": table(reference.MASKS, "type", "takes", "", "source", members=Mask),
     "objective_anchors": table(reference.ANCHORS, "type", "added to l_t", "", "source", members=Anchor),
+    "objective_reference": table(reference.REFERENCE, "estimator", "added to l_t, times beta", "gradient", "source"),
     "objective_estimators": table(reference.ESTIMATORS, "estimator", "", "source"),
     "objective_aggregations": table(reference.AGGREGATIONS, "value", "loss", "source"),
 }

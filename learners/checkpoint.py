@@ -49,6 +49,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """What a checkpoint is. `forks`: lineage -> (parent, version where it forked), the whole path to this lineage.
 
     `trained`: the batches (lineage, step) consumed since the checkpoint before; `tokens`: trained since the beginning.
+    `start`: checksum of the weights that the run started from, where the objective holds the policy near them.
     """
 
     format: int
@@ -58,6 +59,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     trained: list[tuple[int, int]]
     tokens: int
     files: dict[str, FileEntry]
+    start: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +89,7 @@ def save(
     forks: dict[int, tuple[int, int]],
     trained: list[tuple[int, int]],
     tokens: int,
+    start: str = "",
 ) -> Path:
     """Write the checkpoint of `weights` and return its folder. A killed writer leaves the old ones as they were.
 
@@ -111,6 +114,7 @@ def save(
             trained=trained,
             tokens=tokens,
             files={name: _entry(building / name) for name in names},
+            start=start,
         )
         (building / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=2))
         for path in (*building.rglob("*"), building):

@@ -17,6 +17,7 @@ from asyncrl.learners.batch import Batch
 from asyncrl.learners.buckets import Apart, mean
 from asyncrl.learners.mismatch import age_zero
 from asyncrl.learners.objectives.masks import NAMES
+from asyncrl.learners.objectives.ratio import LOG_RATIO_LIMIT
 from asyncrl.learners.step import Seen
 from asyncrl.schema import Packed
 
@@ -61,7 +62,7 @@ def step_metrics(
         **age_metrics(batch, seen),
         **divergence_metrics(packed, batch, advantages, seen),
         **age_zero(batch, seen, first, after_change),
-        **objective_metrics(seen),
+        **objective_metrics(batch, seen),
         **proximal_metrics(seen, continued=after_change),
         "loss": seen.loss,
         "tokens": seen.tokens,
@@ -142,14 +143,29 @@ def divergence_metrics(packed: Packed, batch: Batch, advantages: Advantages, see
     }
 
 
-def objective_metrics(seen: Seen) -> dict[str, Any]:
+def objective_metrics(batch: Batch, seen: Seen) -> dict[str, Any]:
     """What the parts of the objective did: tokens that each mask took, the share of trained tokens whose importance
-    weight was cut."""
+    weight was cut; how sure the policy is, and how far from the reference."""
     taken = np.bincount(seen.masked, minlength=len(NAMES) + 1)[1:]
     return {
         "mask/tokens": {name: int(tokens) for name, tokens in zip(NAMES, taken, strict=True) if tokens},
         "weight/cut": mean(seen.cut[seen.included]),
+        "entropy": mean(seen.entropy[seen.included]),
+        "kl_reference": mean(_to_reference(batch, seen)),
     }
+
+
+def _to_reference(batch: Batch, seen: Seen) -> NDArray[np.float64]:
+    """Of each trained token with a reference, the k3 estimate of KL(current || reference), weighed by the ratio: see
+    `objectives/anchors.py`."""
+    asked = seen.included & ~np.isnan(seen.reference)
+    logprobs = seen.logprobs[asked].astype(np.float64)
+    log_ratio, x = (
+        np.clip(logprobs - other[asked], -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+        for other in (batch.behaviour.numpy(), seen.reference)
+    )
+    found: NDArray[np.float64] = np.exp(log_ratio) * (np.expm1(-x) + x)
+    return found
 
 
 def proximal_metrics(seen: Seen, *, continued: NDArray[np.bool_] | None) -> dict[str, int]:

@@ -65,6 +65,7 @@ class Replayed:
             forks=dict(self.recording.forks),
             trained=[(step.lineage, step.version) for step in self.recording.steps(0)],
             tokens=self.tokens,
+            start=self.trainer.start,
         )
 
 

@@ -55,8 +55,8 @@ from asyncrl.schema import span_weights
 from asyncrl.staleness import Lineages, Weights
 from asyncrl.telemetry.documents import write_document
 from asyncrl.telemetry.metrics import MetricsWriter, read_metrics
-from asyncrl.weights.manifest import Pieces
 from asyncrl.weights.adapter import ServedWeights
+from asyncrl.weights.manifest import Pieces
 from asyncrl.weights.reach import device_of, here
 
 log = logging.getLogger(__name__)
@@ -455,6 +455,7 @@ class _Learner:
             forks=self.lineages.forks,
             trained=self.consumed,
             tokens=self.tokens_total,
+            start=self.trainer.start,
         )
         keep_last = self.recipe.learner.checkpoint.keep_last
         kept = await asyncio.to_thread(

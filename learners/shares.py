@@ -101,7 +101,19 @@ def positions_of(batch: Batch, share: Sequence[int]) -> NDArray[np.int64]:
     return np.flatnonzero(np.isin(np.repeat(batch.groups, batch.lengths), share))
 
 
-COLUMNS = ("included", "logprobs", "ratio", "clipped", "masked", "measured", "cut", "pulls", "proximal")
+COLUMNS = (
+    "included",
+    "logprobs",
+    "ratio",
+    "clipped",
+    "masked",
+    "measured",
+    "cut",
+    "pulls",
+    "entropy",
+    "proximal",
+    "reference",
+)
 """Of `Seen`, what there is of each token."""
 
 
@@ -136,6 +148,8 @@ def combine(
         measured=column["measured"] > 0,
         cut=column["cut"] > 0,
         pulls=column["pulls"],
+        entropy=column["entropy"],
         proximal=column["proximal"],
+        reference=column["reference"],
         nonfinite=batch.tokens - int(included.sum()) - int((masked > 0).sum()),
     )

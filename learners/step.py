@@ -36,9 +36,10 @@ class Seen:
     denominator hold. nonfinite: trained by the batch, but without a finite log-prob under the learner.
     masked: 0, or 1 + the place in `objectives.masks.NAMES` of the mask that took the token. measured: included, or
     taken by a mask that had to know the log-prob. logprobs: of these. cut: its importance weight is not the ratio.
-    pulls: norm of the token's gradient of `loss_sum` at the logits (`pull.py`). proximal: log-prob that the ratio was
-    clipped against, NaN where it is the behaviour's (see `train_step`). loss_sum: over the included tokens. units: what
-    it is divided by (`objectives/aggregate.py`).
+    pulls: norm of the token's gradient of `loss_sum` at the logits (`pull.py`). entropy: of what it was chosen from, by
+    these weights, nats. proximal: log-prob that the ratio was clipped against, NaN where it is the behaviour's;
+    reference: log-prob of the reference, NaN where it was not asked (see `train_step`). loss_sum: over the included
+    tokens. units: what it is divided by (`objectives/aggregate.py`).
     """
 
     loss_sum: float
@@ -51,7 +52,9 @@ class Seen:
     measured: NDArray[np.bool_]
     cut: NDArray[np.bool_]
     pulls: NDArray[np.float32]
+    entropy: NDArray[np.float32]
     proximal: NDArray[np.float32]
+    reference: NDArray[np.float32]
     nonfinite: int
 
     @property
@@ -83,20 +86,22 @@ def accumulate(
     max_tokens: int,
     longest: int = 1,
     proximal: Tensor | None = None,
+    reference: Tensor | None = None,
     among: Sequence[int] | None = None,
     ranks: Ranks = ALONE,
 ) -> Seen:
     """Add the gradient of the SUM of token losses to the model's, micro-batch by micro-batch of `max_tokens` tokens.
 
-    advantages float64 [rows]. longest, proximal: see `train_step`. among: the groups of the batch that are asked for,
-    None for all; the others are neither trained nor seen. Each loss has the coefficient of the objective's aggregation,
-    and the caller divides once, by the units of the whole step: the gradient is then the same for every `max_tokens`. A
-    rank with fewer micro-batches than another makes passes that add exactly 0, since each pass gathers the weights from
-    all ranks.
+    advantages float64 [rows]. longest, proximal, reference: see `train_step`. among: the groups of the batch that are
+    asked for, None for all; the others are neither trained nor seen. Each loss has the coefficient of the objective's
+    aggregation, and the caller divides once, by the units of the whole step: the gradient is then the same for every
+    `max_tokens`. A rank with fewer micro-batches than another makes passes that add exactly 0, since each pass gathers
+    the weights from all ranks.
 
     A group in which nobody is better than anybody, each advantage 0, has the loss 0 whatever the weights: its tokens
     pass through the model to be accounted for, ratio and divergence as all others', and without a gradient, which
-    is twice as much work as the rest. They are in the denominator like any other. With an anchor they have a loss.
+    is twice as much work as the rest. They are in the denominator like any other. With an anchor, a reference or a
+    bonus they have a loss.
     """
     device = next(model.parameters()).device
     masked = _masked_by_data(batch, objective)
@@ -108,11 +113,13 @@ def accumulate(
     if proximal is None:
         proximal = torch.full((total,), torch.nan)
     anchors = torch.where(torch.isnan(proximal), batch.behaviour, proximal)
-    logprobs, ratio, pulls = (torch.zeros(total) for _ in range(3))
+    if reference is None:
+        reference = torch.full((total,), torch.nan)
+    logprobs, ratio, pulls, entropy = (torch.zeros(total) for _ in range(4))
     included, measured, clipped, cut = (torch.zeros(total, dtype=torch.bool) for _ in range(4))
     loss_sum = 0.0
     asked = np.ones(len(batch.groups), np.bool_) if among is None else np.isin(batch.groups, among)
-    teaches = np.isin(batch.groups, batch.groups[advantages != 0]) | (not isinstance(objective.anchor, NoAnchor))
+    teaches = np.isin(batch.groups, batch.groups[advantages != 0]) | teaches_all(objective)
     masked[torch.from_numpy(~np.repeat(asked, batch.lengths))] = 0
     for rows, graded in ((asked & ~teaches, False), (asked & teaches, True)):
         portions = microbatches(batch, rows, portion(model, max_tokens))
@@ -123,7 +130,7 @@ def accumulate(
         for micro in portions:
             at = micro.positions
             behaviour, trained = batch.behaviour[at].to(device), batch.trained[at].to(device)
-            anchor = anchors[at].to(device)
+            anchor, frozen = anchors[at].to(device), reference[at].to(device)
             with torch.set_grad_enabled(graded):
                 predicted = token_predictions(
                     model,
@@ -131,14 +138,24 @@ def accumulate(
                     micro.cu_seqlens,
                     temperature=temperature,
                     share_prefixes=True,  # the members of a group follow each other
-                    spread=graded,
+                    spread=True,
                 )
+                assert predicted.entropy is not None
                 finite = trained & torch.isfinite(predicted.logprobs)
+                if objective.beta:
+                    finite = finite & torch.isfinite(frozen)
                 # Left-out tokens are replaced before the surrogate: a NaN there would survive any mask put on it later.
                 current = torch.where(finite, predicted.logprobs, anchor)
                 cu_seqlens = micro.cu_seqlens.to(device)
                 terms = terms_of(
-                    objective, current, behaviour, anchor, per_token[at].to(device), Sequences(cu_seqlens, finite)
+                    objective,
+                    current,
+                    behaviour,
+                    anchor,
+                    per_token[at].to(device),
+                    Sequences(cu_seqlens, finite),
+                    reference=torch.where(finite, frozen, anchor),
+                    entropy=torch.where(finite, predicted.entropy, 0.0),
                 )
                 mask = finite & (terms.masked == 0)
                 each = coefficients(
@@ -161,6 +178,7 @@ def accumulate(
             included[at], measured[at] = mask.cpu(), finite.cpu()
             logprobs[at] = torch.where(finite, current.detach(), zero).cpu()
             ratio[at] = torch.where(mask, terms.ratio, zero).cpu()
+            entropy[at] = torch.where(mask, predicted.entropy.detach(), zero).cpu()
             clipped[at] = (terms.clipped & mask).cpu()
             cut[at] = (terms.cut & mask).cpu()
             masked[at] = torch.where(terms.masked > 0, terms.masked.cpu(), masked[at])
@@ -176,9 +194,16 @@ def accumulate(
         measured=measured.numpy(),
         cut=cut.numpy(),
         pulls=pulls.numpy(),
+        entropy=entropy.numpy(),
         proximal=proximal.numpy(),
+        reference=reference.numpy(),
         nonfinite=asked_for - int(included.sum()) - int((masked > 0).sum()),
     )
+
+
+def teaches_all(objective: Objective) -> bool:
+    """Whether there is something to learn from a group in which nobody is better than anybody."""
+    return not isinstance(objective.anchor, NoAnchor) or objective.beta > 0 or objective.entropy > 0
 
 
 def planned_units(batch: Batch, objective: Objective, among: Sequence[int]) -> int:
@@ -220,6 +245,7 @@ def train_step(
     max_tokens: int,
     longest: int = 1,
     proximal: Tensor | None = None,
+    reference: Tensor | None = None,
     parts: Sequence[Sequence[int]] | None = None,
     ranks: Ranks = ALONE,
 ) -> StepResult:
@@ -229,6 +255,8 @@ def train_step(
     None for one update by all. longest: tokens that an answer may have, for the aggregation `constant`. proximal:
     float32 [N], the learner's log-probs under the versions that sampled (see `version_logprobs`), against which the
     ratio is clipped, the engine's mismatch being a weight; NaN where the behaviour's serve, None for everywhere.
+    reference: float32 [N], the log-probs of the reference, where the objective has one; a token without a finite one is
+    left out like any that is not finite.
 
     Each of U updates has the gradient of U x (sum over its part) / (units of the step): a token weighs the same in
     whichever part it is, and at equal weights the mean of the updates' gradients is that of one update by all. Tokens
@@ -248,6 +276,7 @@ def train_step(
             max_tokens=max_tokens,
             longest=longest,
             proximal=proximal,
+            reference=reference,
             among=part,
             ranks=ranks,
         )
@@ -282,6 +311,8 @@ def _together(parts: Sequence[Seen]) -> Seen:
         measured=np.logical_or.reduce([part.measured for part in parts]),
         cut=np.logical_or.reduce([part.cut for part in parts]),
         pulls=np.add.reduce([part.pulls for part in parts]),
+        entropy=np.add.reduce([part.entropy for part in parts]),
         proximal=parts[0].proximal,  # of the whole batch
+        reference=parts[0].reference,
         nonfinite=sum(part.nonfinite for part in parts),
     )

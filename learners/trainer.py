@@ -21,10 +21,12 @@ from asyncrl.config.recipe import Recipe
 from asyncrl.learners.advantages import Advantages, compared, scaled
 from asyncrl.learners.batch import Batch, make_batch
 from asyncrl.learners.checkpoint import Checkpoint, restore_rng
+from asyncrl.learners.frozen import frozen_logprobs
 from asyncrl.learners.history import History
 from asyncrl.learners.optimize import Optimizer, Updates
 from asyncrl.learners.parallel import ALONE, Ranks
 from asyncrl.learners.proximal import version_logprobs
+from asyncrl.learners.reference import Reference, Start
 from asyncrl.learners.shares import (
     as_message,
     combine,
@@ -60,7 +62,8 @@ class Step:
 @dataclass(slots=True)
 class Trainer:
     """A model and its optimizer, between two steps. `whole`: `model` itself, or where that is sharded a copy on rank 0
-    that `Ranks.gather` brings up to date. `history`: with `objective.proximal: behaviour-version`."""
+    that `Ranks.gather` brings up to date. `history`: with `objective.proximal: behaviour-version`; `reference`: with an
+    `objective.beta` above 0."""
 
     recipe: Recipe
     ranks: Ranks
@@ -68,6 +71,7 @@ class Trainer:
     whole: PreTrainedModel
     optimizer: Optimizer
     history: History | None
+    reference: Reference | None
 
     @classmethod
     def load(cls, recipe: Recipe, model_path: Path, checkpoint: Checkpoint | None, ranks: Ranks = ALONE) -> Self:
@@ -75,6 +79,7 @@ class Trainer:
 
         Raises ModelError."""
         model = load_trained(recipe.model, model_path, checkpoint, seed=recipe.run.seed)
+        start = Start.of(model, recipe.model, model_path, checkpoint) if recipe.objective.beta else None
         whole = ranks.shard(model)
         optimizer = Optimizer(model, recipe.learner, ranks)
         if checkpoint is not None:
@@ -90,7 +95,20 @@ class Trainer:
                 dtype=getattr(torch, recipe.model.dtype) if recipe.model.lora is None else None,
                 ranks=ranks,
             )
-        return cls(recipe=recipe, ranks=ranks, model=model, whole=whole, optimizer=optimizer, history=history)
+        return cls(
+            recipe=recipe,
+            ranks=ranks,
+            model=model,
+            whole=whole,
+            optimizer=optimizer,
+            history=history,
+            reference=None if start is None else Reference(model, start, ranks),
+        )
+
+    @property
+    def start(self) -> str:
+        """Checksum of the weights that the run started from, if they are the reference; else empty."""
+        return "" if self.reference is None else self.reference.checksum
 
     def restart(self, version: int) -> None:
         """Forget the versions before this one, as a learner that starts from its checkpoint has."""
@@ -155,6 +173,17 @@ class Trainer:
                 max_tokens=max_tokens,
                 ranks=self.ranks,
             )
+        reference = None
+        if self.reference is not None:
+            with self.reference.in_place():
+                reference = frozen_logprobs(
+                    self.model,
+                    batch,
+                    batch.trained,
+                    temperature=temperature,
+                    max_tokens=max_tokens,
+                    ranks=self.ranks,
+                )
         result = train_step(
             self.model,
             self.optimizer,
@@ -165,6 +194,7 @@ class Trainer:
             max_tokens=max_tokens,
             longest=self.recipe.collector.sampling.max_tokens,
             proximal=proximal,
+            reference=reference,
             parts=parts,
             ranks=self.ranks,
         )

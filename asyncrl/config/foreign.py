@@ -107,7 +107,6 @@ PLANNED = frozenset(
         *(f"learner.{name}" for name in ("devices", "optimizer", "lr_scheduler_type")),
         *(f"learner.{name}" for name in ("gradient_checkpointing", "parallel")),
         *(f"learner.checkpoint.{name}" for name in ("keep_best", "async_save")),
-        "objective.beta",
         *(f"eval.{name}" for name in ("data", "every_steps", "n", "metric", "sampling", "save_best")),
     }
 )

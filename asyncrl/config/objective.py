@@ -26,6 +26,8 @@ AdvantageKind = Literal[
 ]
 SurrogateKind = Literal["ppo-clip", "cispo", "gspo", "reinforce"]
 Aggregation = Literal["token", "sequence", "prompt", "constant"]
+Estimator = Literal["k1", "k2", "k3"]
+Coefficient = Annotated[float, Meta(ge=0)]
 
 
 class NoWeight(Section, frozen=True, kw_only=True):
@@ -132,7 +134,7 @@ class BehaviourKl(Section, frozen=True, kw_only=True):
 
     type: Literal["behaviour-kl"] = "behaviour-kl"
     coefficient: Factor = 1e-3
-    estimator: Literal["k1", "k2", "k3"] = "k3"  # k1 and k3 have the gradient of KL(mu || pi), k2 to first order
+    estimator: Estimator = "k3"  # k1 and k3 have the gradient of KL(mu || pi), k2 to first order
 
 
 Anchor = NoAnchor | BehaviourKl
@@ -150,6 +152,9 @@ class Objective(Section, frozen=True, kw_only=True):
     epsilon_high: Factor | None = None  # ... and above 1 + epsilon_high
     dual_clip: Annotated[float, Meta(gt=1)] | None = None  # of ppo-clip: the ratio at most, below an advantage of 0
     anchor: Anchor | None = None  # what holds the weights back
+    beta: Coefficient = 0.0  # of a KL to the reference, the weights the run started from; 0: no reference in memory
+    beta_estimator: Estimator = "k3"  # of that KL; each is weighed by the ratio, and has its gradient
+    entropy: Coefficient = 0.0  # of a bonus: the entropy of what each token was chosen from, nats, exact
     aggregation: Aggregation | None = None  # mean over tokens, answers or prompts; constant: answers' sums / max_tokens
     proximal: Literal["behaviour", "behaviour-version"] = "behaviour"  # what the clipped ratio is taken to
 

@@ -31,6 +31,7 @@ def check_objective(recipe: Recipe) -> None:
     _check_ratios(objective)
     _check_clip(objective)
     _check_bounds(objective)
+    _check_reference(objective)
     _check_masks(objective, cuts_tokens=recipe.buffer.over_age == "mask")
     if recipe.collector.group_size == 1 and objective.advantage != "raw":
         raise RecipeError(
@@ -85,6 +86,14 @@ def _check_bounds(objective: Objective) -> None:
                 f"objective.{key} has low {part.low} and high {part.high}; a ratio of 1, of weights that have not "
                 "changed, must lie between them"
             )
+
+
+def _check_reference(objective: Objective) -> None:
+    if objective.beta_estimator != "k3" and not objective.beta:
+        raise RecipeError(
+            f"objective.beta_estimator is {objective.beta_estimator}, but objective.beta is 0: there is no divergence "
+            "from a reference to be estimated. Leave it out, or write objective.beta: 1e-3"
+        )
 
 
 def _check_masks(objective: Objective, *, cuts_tokens: bool) -> None:

@@ -4,7 +4,7 @@ from it.
 Symbols: t a trained token of answer i, which has T of them; pi the current weights, mu those that sampled; r_t = pi(t)
 / mu(t), and R their product over the answer; w_t the ratio that the surrogate does not hold, and W its product; A_i the
 answer's advantage; l_t the loss of a token; sg(x): x, without a gradient. r_i: the rewards of a group of n scored
-members, with mean m and standard deviation s over n - 1.
+members, with mean m and standard deviation s over n - 1. x_t = log pi(t) - log ref(t), of the reference.
 """
 
 from __future__ import annotations
@@ -34,8 +34,7 @@ class Use:
 PRESETS = {
     "grpo": Use(
         source="arXiv 2402.03300, with the clip and the mean over tokens of DAPO",
-        note="The paper's own is `epsilon: 0.2`, `epsilon_high: 0.2`, `aggregation: sequence` and a KL to a reference, "
-        "which asyncrl does not have yet.",
+        note="The paper's own is `epsilon: 0.2`, `epsilon_high: 0.2`, `aggregation: sequence` and `beta: 0.04`.",
         when="the default at age 0; ages up to about 4.",
     ),
     "dr-grpo": Use(
@@ -182,6 +181,12 @@ ESTIMATORS = {
     "k1": Part("- log r_t", "Schulman 2020"),
     "k2": Part("(log r_t)^2 / 2", "Schulman 2020"),
     "k3": Part("r_t - 1 - log r_t", "Schulman 2020"),
+}
+
+REFERENCE = {
+    "k1": Part("r_t x_t", "Schulman 2020", "r_t (x_t + 1)"),
+    "k2": Part("sg(r_t) x_t^2 / 2", "Schulman 2020; arXiv 2510.01555", "r_t x_t; the value is right to second order"),
+    "k3": Part("r_t (exp(-x_t) - 1 + x_t)", "Schulman 2020; DeepSeek-V3.2, arXiv 2512.02556", "r_t x_t"),
 }
 
 AGGREGATIONS = {

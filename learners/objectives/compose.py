@@ -1,4 +1,4 @@
-"""The parts of an objective, put together for packed tokens: surrogate x weight x mask + anchor."""
+"""The parts of an objective, put together for packed tokens: surrogate x weight x mask + anchors - entropy."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from asyncrl.config.objective import (
     TruncatedMask,
 )
 from asyncrl.learners.objectives import masks, weights
-from asyncrl.learners.objectives.anchors import kl_to_behaviour
+from asyncrl.learners.objectives.anchors import kl_to_behaviour, kl_to_reference
 from asyncrl.learners.objectives.cispo import cispo
 from asyncrl.learners.objectives.gspo import gspo
 from asyncrl.learners.objectives.ppo_clip import ppo_clip
@@ -68,10 +68,14 @@ def terms_of(
     anchor: Tensor,
     advantages: Tensor,
     sequences: Sequences,
+    *,
+    reference: Tensor | None = None,
+    entropy: Tensor | None = None,
 ) -> Terms:
     """All parts, for tokens of whole sequences. current [N]: log-probs of the current weights, differentiable;
     behaviour [N]: of what sampled; anchor [N]: what the surrogate's ratio is taken to, the same or `proximal`;
-    advantages [N].
+    advantages [N]. reference [N]: log-probs of the reference, where `beta` is above 0; entropy [N]: of what the current
+    weights would choose from, differentiable, where its coefficient is.
 
     sequences: with the tokens that are trained. The others hold finite numbers, and what is said of them means nothing.
     """
@@ -85,6 +89,16 @@ def terms_of(
     if isinstance(objective.anchor, BehaviourKl):
         divergence = kl_to_behaviour(current, behaviour, estimator=objective.anchor.estimator)
         loss = loss + objective.anchor.coefficient * divergence
+    if objective.beta:
+        assert reference is not None
+        loss = loss + objective.beta * kl_to_reference(
+            current, behaviour, reference, estimator=objective.beta_estimator
+        )
+    if objective.entropy:
+        # Without the ratio: an entropy is of the whole distribution, not of the token that came, whose ratio has the
+        # mean 1 whatever the entropy. It would add variance and correct nothing.
+        assert entropy is not None
+        loss = loss - objective.entropy * entropy
     masked = torch.zeros(len(current), dtype=torch.uint8, device=current.device)
     for mask in objective.mask or ():
         match mask:

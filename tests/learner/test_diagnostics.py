@@ -22,9 +22,11 @@ def metrics(
     ratios: dict[int, float],
     first: int = 10,
     mismatches: dict[int, float] | None = None,
+    reference: float | None = None,
 ) -> dict:
     """Two groups at step 3: one of version 3 (rewards 1 and 0), one of version 2 (unscored, alone). first: how many of
-    the ten tokens the first update trains. mismatches: of the ages whose version was asked."""
+    the ten tokens the first update trains. mismatches: of the ages whose version was asked. reference: its log-probs,
+    less the behaviour's."""
     rows = [
         [
             make_row([1], [2, 3], [-1.0, -1.0], reward=1.0, weights=Weights(1, 3)),
@@ -56,7 +58,9 @@ def metrics(
         measured=included,
         pulls=included.astype(np.float32) * (1 + batch.ages.numpy()),
         cut=included & (proximal - batch.behaviour.numpy() > math.log(2)),
+        entropy=included * np.float32(0.5),
         proximal=proximal,
+        reference=np.full_like(proximal, np.nan) if reference is None else batch.behaviour.numpy() + reference,
         nonfinite=0,
     )
     worth = advantages(batch.rewards, batch.groups, "group-mean")
@@ -143,6 +147,15 @@ def test_tokens_whose_version_is_not_held_are_counted_and_in_no_factor(make_row,
     assert none["mismatch/mean"] is none["mismatch/max"] is none["staleness/mean"] is none["staleness/kl"] is None
 
 
+def test_entropy_and_the_divergence_from_a_reference_are_means_over_trained_tokens(make_row, make_group) -> None:
+    """Three tokens with a ratio of 1 and two with 2, log pi - log ref = log 3 and log 6."""
+    found = metrics(make_row, make_group, {0: 1.0, 1: 2.0}, reference=-math.log(3))
+    assert found["entropy"] == 0.5
+    k3 = [ratio * (1 / (3 * ratio) - 1 + math.log(3 * ratio)) for ratio in (1, 1, 1, 2, 2)]
+    assert found["kl_reference"] == pytest.approx(sum(k3) / 5, rel=1e-5)
+    assert metrics(make_row, make_group, {0: 1.0, 1: 2.0})["kl_reference"] is None
+
+
 def test_what_follows_a_change_of_weights_is_told_apart(make_row, make_group) -> None:
     """Rows of versions 1 1 2 2 3 and 2 2: the second row's weights never changed."""
     rows = [make_row([9, 9], [1] * n, [-1.0] * n, reward=0.0, member=m) for m, n in enumerate((5, 2))]
@@ -159,7 +172,20 @@ def test_a_batch_in_which_nothing_is_scored_has_no_averages_and_no_nan(make_row,
     empty = np.zeros(len(batch.token_ids))
     numbers, flags = empty.astype(np.float32), empty.astype(bool)
     seen = Seen(
-        0.0, 0, flags, numbers, numbers, flags, empty.astype(np.uint8), flags, flags, numbers, numbers, nonfinite=0
+        0.0,
+        0,
+        flags,
+        numbers,
+        numbers,
+        flags,
+        empty.astype(np.uint8),
+        flags,
+        flags,
+        numbers,
+        numbers,
+        numbers,
+        numbers,
+        nonfinite=0,
     )
     worth = advantages(batch.rewards, batch.groups, "group-mean-std")
     found = step_metrics(packed, batch, worth, seen, first=np.arange(len(batch.token_ids)), update="recompute")

@@ -28,6 +28,7 @@ OBJECTIVES = {
     "masked": Objective(preset="grpo", mask=[DppoTv(threshold=0.05), TruncatedMask()]),
     "prompt": Objective(preset="grpo", aggregation="prompt", mask=[TruncatedMask()]),
     "sequence": Objective(preset="async", aggregation="sequence"),
+    "beta and entropy": Objective(preset="grpo", beta=0.3, entropy=0.2),
 }
 
 
@@ -62,6 +63,11 @@ def groups_of(make_row: Any, make_group: Any) -> Any:
 REWARDS = [[1.0, 0.0, 0.0], [0.5, 0.5, 0.5], [0.0, math.nan, 1.0], [2.0, 1.0, 0.0], [0.0, 0.0, 1.0], [1.0, 0.0, 1.0]]
 
 
+def reference_of(batch: Any) -> torch.Tensor:
+    """What another policy might say of each token, wherever it is in the batch."""
+    return batch.behaviour - 0.2 + 0.1 * (batch.token_ids % 5)
+
+
 def gradient(
     model: Any, objective: Objective, groups: list[Any], *, max_tokens: int = 10**6, worth_as: list[Any] | None = None
 ) -> Any:
@@ -71,7 +77,16 @@ def gradient(
     if worth_as is not None:
         _, worth = share_of(worth_as, version=1, recipe=recipe)
     model.zero_grad()
-    seen = accumulate(model, batch, worth, objective=objective, temperature=1.0, max_tokens=max_tokens, longest=8)
+    seen = accumulate(
+        model,
+        batch,
+        worth,
+        objective=objective,
+        temperature=1.0,
+        max_tokens=max_tokens,
+        longest=8,
+        reference=reference_of(batch),
+    )
     return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]), seen
 
 
@@ -124,7 +139,16 @@ def test_updates_together_have_the_gradient_of_one(model_path: Path, groups_of: 
     for parts in ([range(6)], [[0, 3], [1, 2, 4, 5]], [[n] for n in range(6)]):
         optimizer: Any = Watched(model)
         train_step(
-            model, optimizer, batch, worth, objective=known, temperature=1.0, max_tokens=30, longest=8, parts=parts
+            model,
+            optimizer,
+            batch,
+            worth,
+            objective=known,
+            temperature=1.0,
+            max_tokens=30,
+            longest=8,
+            reference=reference_of(batch),
+            parts=parts,
         )
         found.append(torch.stack(optimizer.gradients).mean(0))
     for other in found[1:]:

@@ -53,6 +53,9 @@ OBJECTIVES: dict[str, Objective] = {
         for k in ("k1", "k2", "k3")
     },
     **{f"by {a}": Objective(preset="grpo", aggregation=a) for a in ("token", "sequence", "prompt", "constant")},
+    **{f"beta {k}": Objective(preset="grpo", beta=0.3, beta_estimator=k) for k in ("k1", "k2", "k3")},
+    "entropy": Objective(preset="grpo", entropy=0.2),
+    "beta and entropy of async": Objective(preset="async", beta=0.2, entropy=0.1),
     "prompt, masked": Objective(preset="grpo", aggregation="prompt", mask=[TruncatedMask(), TokenAge(max_age=2)]),
     "dual clip": Objective(preset="grpo", dual_clip=1.3),
     "wide gspo": Objective(preset="gspo", epsilon=0.1, epsilon_high=0.1),
@@ -119,6 +122,13 @@ def enumerated(objective: Objective, answers: Any, longest: int, logprobs_of: An
                 x = lp[t] - mu[t]
                 kl = {"k1": -x, "k2": x * x / 2, "k3": torch.exp(x) - 1 - x}[objective.anchor.estimator]
                 loss = loss + objective.anchor.coefficient * kl
+            if objective.beta:
+                ratio, x = torch.exp(lp[t] - mu[t]), lp[t] - logprobs_of(answers.reference, text)[t]
+                kl = {"k1": ratio * x, "k2": ratio.detach() * x * x / 2, "k3": ratio * (torch.exp(-x) - 1 + x)}
+                loss = loss + objective.beta * kl[objective.beta_estimator]
+            if objective.entropy:
+                p = torch.stack([logprobs_of(answers.logits, (*text[:t], v))[t].exp() for v in range(3)])
+                loss = loss + objective.entropy * (p * p.log()).sum()
             if kept[t]:
                 own.append(loss)
         losses.append(own)

@@ -44,6 +44,14 @@ def logprobs_of(logits: Tensor, answer: tuple[int, ...]) -> Tensor:
     return torch.stack([rows[PREFIXES[answer[:t]], token] for t, token in enumerate(answer)])
 
 
+def entropies_of(logits: Tensor, answer: tuple[int, ...]) -> Tensor:
+    """[len(answer)], nats: of what each token was chosen from."""
+    rows = torch.log_softmax(logits, 1)
+    return torch.stack(
+        [-(rows[PREFIXES[answer[:t]]].exp() * rows[PREFIXES[answer[:t]]]).sum() for t in range(len(answer))]
+    )
+
+
 def chances(logits: Tensor) -> Tensor:
     """[15]: of each answer."""
     return torch.stack([logprobs_of(logits, answer).sum().exp() for answer in ANSWERS])
@@ -51,7 +59,8 @@ def chances(logits: Tensor) -> Tensor:
 
 @dataclass
 class Answers:
-    """Answers that were sampled, with all that an objective asks of them; one value a token, but for the last four."""
+    """Answers that were sampled, with all that an objective asks of them; one value a token, but for what comes last:
+    of each answer, and `reference`, the logits of another policy."""
 
     logits: Tensor
     texts: list[tuple[int, ...]]
@@ -62,6 +71,7 @@ class Answers:
     groups: list[int]
     truncated: list[bool]
     order: list[int] = field(default_factory=list)
+    reference: Tensor | None = None
 
     def __post_init__(self) -> None:
         self.order = self.order or list(range(len(self.texts)))
@@ -84,6 +94,7 @@ def every_answer(seed: int, lag: float) -> Answers:
         advantages=worth,
         groups=[n // 3 for n in range(len(ANSWERS))],
         truncated=[text[-1] != 0 for text in ANSWERS],
+        reference=policy(seed, 12),
     )
 
 
@@ -130,8 +141,16 @@ def _portion(
     behaviour = torch.cat([answers.behaviour[row] for row in part])
     asked = answers.proximal if objective.proximal == "behaviour-version" else answers.behaviour
     worth = torch.tensor([answers.advantages[row] for row in part], dtype=torch.float64)
+    texts, kl_to = [answers.texts[row] for row in part], answers.reference
     terms = terms_of(
-        objective, current, behaviour, torch.cat([asked[row] for row in part]), sequences.spread(worth), sequences
+        objective,
+        current,
+        behaviour,
+        torch.cat([asked[row] for row in part]),
+        sequences.spread(worth),
+        sequences,
+        reference=None if kl_to is None else torch.cat([logprobs_of(kl_to, text) for text in texts]),
+        entropy=torch.cat([entropies_of(answers.logits, text) for text in texts]),
     )
     kept = sequences.tokens & (terms.masked == 0)
     each = coefficients(
