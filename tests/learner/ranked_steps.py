@@ -62,6 +62,7 @@ def outcome(ranks: Ranks, folder: Path) -> dict[str, Any]:
         "whole": train(ranks, folder, RECIPE),
         "adapted": train(ranks, folder, ADAPTED),
         "several": several(ranks, folder),
+        "paced": paced(ranks, folder),
         "asking": ask(ranks, folder),
         "skipped": skip(ranks, folder),
         "resumed": resume(ranks, folder),
@@ -90,7 +91,8 @@ def train(ranks: Ranks, folder: Path, recipe: Recipe) -> dict[str, Any]:
         parts = ranks.collect(as_message(result.seen), [len(at) for at in positions])
         if ranks.rank == 0:
             seen = combine(parts, positions, batch, loss_sum=result.seen.loss_sum, units=result.seen.units)
-            accounts.append([seen.loss, seen.tokens, result.updates.grad_norm, *seen.ratio, *seen.logprobs])
+            told = [seen.loss, seen.tokens, result.updates.grad_norm, result.updates.ess]
+            accounts.append([*told, *seen.ratio, *seen.logprobs, *seen.pulls, *seen.measured])
     return {
         "gradients": gradients,
         "weights": _weights(ranks, model, whole),
@@ -115,6 +117,30 @@ def several(ranks: Ranks, folder: Path) -> dict[str, Any]:
         result = train_step(model, optimizer, *own, **OBJECTIVE, parts=parts, ranks=ranks)
         norms += [update.grad_norm for update in result.updates.each]
     return {"weights": _weights(ranks, model, whole), "norms": norms, "counts": (optimizer.updates, optimizer.steps)}
+
+
+def paced(ranks: Ranks, folder: Path) -> dict[str, Any]:
+    """The same at rates that follow all ranks' answers. averages: as each rank has them."""
+    model, whole, _ = _learner(ranks, folder, RECIPE)
+    optimizer = Optimizer(model, msgspec.structs.replace(RECIPE.learner, rate_by_ess=True), ranks)
+    groups = groups_of(folder)
+    rates, shares_of_answers = [], []
+    for chosen in STEPS:
+        step = [groups[n] for n in chosen]
+        batch, _ = share_of(step, version=1, recipe=RECIPE)
+        shares = deal(chosen, group_loads(batch), updates=2, ranks=ranks.size)
+        own = share_of([step[n] for n in share_groups(shares, ranks.rank)], version=1, recipe=RECIPE)
+        parts = share_parts(shares, ranks.rank)
+        updates = train_step(model, optimizer, *own, **OBJECTIVE, parts=parts, ranks=ranks).updates
+        rates += [update.learning_rate for update in updates.each]
+        shares_of_answers.append(updates.ess)
+    mine = [optimizer.pace.average if rank == ranks.rank else 0.0 for rank in range(ranks.size)]
+    return {
+        "weights": _weights(ranks, model, whole),
+        "rates": rates,
+        "ess": shares_of_answers,
+        "averages": ranks.total(mine),
+    }
 
 
 def ask(ranks: Ranks, folder: Path) -> dict[str, Any]:

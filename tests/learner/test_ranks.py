@@ -20,6 +20,8 @@ from asyncrl.schema import encode
 from asyncrl.staleness import Weights
 
 LIMIT_S = 300.0
+RATE = 1e-2
+"""Of `ranked_steps.RECIPE`."""
 
 
 @pytest.fixture(scope="module")
@@ -96,6 +98,13 @@ def test_ranks_take_the_step_that_one_takes(folder: Path, alone: dict[str, Any],
     assert found["several"]["counts"] == alone["several"]["counts"] == (5, 3)
     np.testing.assert_allclose(found["several"]["norms"], alone["several"]["norms"], rtol=1e-3)
     close(found["several"]["weights"], alone["several"]["weights"])
+
+    # A rate that follows the answers follows those of all ranks, and is the same on each to the bit.
+    np.testing.assert_allclose(found["paced"]["ess"], alone["paced"]["ess"], rtol=1e-4)
+    np.testing.assert_allclose(found["paced"]["rates"], alone["paced"]["rates"], rtol=1e-4)
+    assert min(alone["paced"]["rates"]) < 0.7 * RATE
+    assert len(set(found["paced"]["averages"])) == 1
+    close(found["paced"]["weights"], alone["paced"]["weights"])
 
     # Every rank asks the same versions, of its own part of the weights, for the log-probs of its own groups.
     for one, other in zip(found["asking"]["accounts"], alone["asking"]["accounts"], strict=True):
