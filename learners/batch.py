@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from asyncrl.rewards.shaping import OUTCOME
 from asyncrl.schema import Packed
 from asyncrl.staleness import Lineages, Weights, age
 
@@ -33,6 +35,7 @@ class Batch:
     ages: Tensor  # int64 [N], in versions; -1 where not trained
     lengths: NDArray[np.int64]  # [rows]
     rewards: NDArray[np.float64]  # [rows]; NaN = unscored
+    outcomes: NDArray[np.float64]  # [rows]: what success is measured by, the rewards without shaping; NaN = unscored
     groups: NDArray[np.int64]  # [rows], ascending, from 0
     truncated: NDArray[np.bool_]  # [rows]: cut at max_tokens
     nonfinite: int  # sampled tokens of scored rows left out for their behaviour logprob
@@ -64,6 +67,7 @@ class Batch:
             ages=none,
             lengths=np.empty(0, np.int64),
             rewards=np.empty(0, np.float64),
+            outcomes=np.empty(0, np.float64),
             groups=np.empty(0, np.int64),
             truncated=np.empty(0, np.bool_),
             nonfinite=0,
@@ -110,11 +114,18 @@ def make_batch(packed: Packed, *, version: int, max_age: int, mask_older: bool =
         ages=torch.from_numpy(np.where(trained, version - packed.versions.astype(np.int64), -1)),
         lengths=lengths,
         rewards=packed.rewards,
+        outcomes=outcomes_of(packed),
         groups=packed.groups,
         truncated=np.array([reason == "length" for reason in finish], np.bool_),
         nonfinite=int((wanted & ~finite).sum()),
         masked=tokens_by_age(packed.versions[masked & scored], version=version),
     )
+
+
+def outcomes_of(packed: Packed) -> NDArray[np.float64]:
+    """[rows]: rewards without shaping (`asyncrl/rewards/shaping.py`), which a row that has any keeps in its `info`."""
+    told = (json.loads(info) if info != "{}" else {} for info in packed.table.column("info").to_pylist())
+    return np.array([info.get(OUTCOME, reward) for info, reward in zip(told, packed.rewards, strict=True)], np.float64)
 
 
 def beyond(versions: NDArray[np.int32], *, version: int, max_age: int, mask_older: bool) -> NDArray[np.bool_]:

@@ -108,15 +108,15 @@ def length_metrics(packed: Packed) -> dict[str, Any]:
 
 
 def group_metrics(batch: Batch, advantages: Advantages) -> dict[str, Any]:
-    """pass_rate: 11 counts of groups by the share of scored members with a reward above 0, rounded down to tenths.
+    """pass_rate: 11 counts of groups by the share of scored members with an outcome above 0, rounded down to tenths.
     zero_variance: share of groups without two different rewards."""
     groups = np.unique(batch.groups)
     counts = [0] * 11
     for group in groups:
-        rewards = batch.rewards[batch.groups == group]
-        rewards = rewards[~np.isnan(rewards)]
-        if len(rewards):
-            counts[int(10 * int((rewards > 0).sum()) // len(rewards))] += 1
+        outcomes = batch.outcomes[batch.groups == group]
+        outcomes = outcomes[~np.isnan(outcomes)]
+        if len(outcomes):
+            counts[int(10 * int((outcomes > 0).sum()) // len(outcomes))] += 1
     flat = advantages.alone + advantages.unscored + advantages.equal
     return {"groups": len(groups), "pass_rate": counts, "zero_variance": flat / max(1, len(groups))}
 

@@ -63,8 +63,8 @@ STEP = (
             "reward_part/<name>": "mean of a named part",
             "unscored": "trajectories without a score; they train nothing",
             "failures": 'why, by class: `{"verifier_timeout": 2}`',
-            "pass_rate": "11 counts of groups, by the share of scored members with a reward above 0, rounded down to "
-            "tenths: 0, 0.1, ... 1.0",
+            "pass_rate": "11 counts of groups, by the share of scored members with an outcome (the reward without "
+            "shaping) above 0, rounded down to tenths: 0, 0.1, ... 1.0",
             "zero_variance": "share of groups whose rewards are all equal: they carry no gradient",
         },
     ),
@@ -178,7 +178,8 @@ STEP = (
             "step was done; `forfeited/...` is not among them: uses that a trained group did not get",
             "lost_tokens": "the same in tokens, `returned/reason` included",
             "lost_seconds": "the same in collector-seconds",
-            "lost_reward": "mean reward of groups that ended so, where it is known; `trained/trained` to compare with",
+            "lost_reward": "mean reward (of filtered ones: outcome) of groups that ended so, where it is known; "
+            "`trained/trained` to compare with",
             "lost_length": "mean sampled tokens of their members; of work that was cancelled, so far",
             "returns": "times that tickets went back to be issued again, so far, by reason",
         },

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from asyncrl.learners.advantages import advantages
 from asyncrl.learners.batch import BoundBroken, check_ages, check_lineages, make_batch, microbatches, split_rows
+from asyncrl.learners.diagnostics import group_metrics
 from asyncrl.learners.forward import shared_prefixes
 from asyncrl.schema import Trajectory, VersionSpan, pack, to_batch
 from asyncrl.staleness import Lineages, Weights
@@ -45,6 +46,16 @@ def test_unscored_rows_and_non_finite_logprobs_are_left_out_and_counted(make_row
     assert batch.behaviour.isfinite().all()
     positions = np.concatenate([micro.positions.numpy() for micro in microbatches(batch, np.ones(4, bool), 4)])
     assert sorted(positions.tolist()) == [*range(5), *range(8, 16)]  # the unscored row does not go through the model
+
+
+def test_what_success_is_measured_by_is_the_reward_where_nothing_shapes_it(make_row, make_group) -> None:
+    """`pass_rate` looks at it: a right answer whose penalty takes all of its reward is right."""
+    rows = [make_row([1], [2], [-1.0], reward=reward, member=n) for n, reward in enumerate([0.0, 0.5, math.nan])]
+    rows[0] = dataclasses.replace(rows[0], info={"outcome": 1.0})
+    batch = make_batch(pack([to_batch(make_group(rows))]), version=0, max_age=0)
+    np.testing.assert_array_equal(batch.outcomes, [1.0, 0.5, math.nan])
+    worth = advantages(batch.rewards, batch.groups, "group-mean")
+    assert group_metrics(batch, worth)["pass_rate"][10] == 1
 
 
 @given(st.data())

@@ -39,6 +39,7 @@ def a_step(seed: int, rows: int, farthest: float = 1.0) -> tuple[Batch, np.ndarr
         ages=torch.from_numpy(np.where(trained, rng.integers(0, 4, n), -1)),
         lengths=lengths,
         rewards=np.zeros(rows),
+        outcomes=np.zeros(rows),
         groups=np.arange(rows),
         truncated=np.zeros(rows, np.bool_),
         nonfinite=0,
