@@ -1,4 +1,4 @@
-"""What samples tokens, behind one protocol: transformers, simulated, later vllm and sglang.
+"""What samples tokens, behind one protocol: transformers, vllm, simulated, later sglang.
 
 An engine owns slots. A request takes one, joins at the next decode step and leaves when it stops; nothing waits for
 the longest. New weights are staged while decoding goes on and activated between two decode steps; a running request
@@ -133,8 +133,8 @@ class Engine(Protocol):
         comparison begins. Returns what is now served."""
 
     async def verify(self) -> tuple[Weights, str]:
-        """What is served now, and the combined checksum of the live tensors, computed anew. Decoding goes on. Raises
-        EngineError if nothing is served."""
+        """What is served now, and the combined checksum of the live tensors, computed anew. Decoding goes on if the
+        engine can. Raises EngineError if nothing is served."""
 
     async def close(self) -> None:
         """End the engine; what still runs raises EngineError."""
