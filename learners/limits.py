@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from asyncrl.buffers.limits import Limits
+from asyncrl.config.derived import fresh_per_step
 from asyncrl.config.recipe import Recipe
 from asyncrl.config.sizes import size_bytes
 from asyncrl.schema import max_group_bytes
@@ -21,6 +22,7 @@ def limits_of(recipe: Recipe, *, max_length: int) -> Limits:
         group_bytes=max_group_bytes(recipe.collector.group_size, max_length),
         max_bytes=size_bytes(recipe.buffer.max_bytes),
         max_uses=recipe.buffer.max_uses,
+        fresh_per_step=fresh_per_step(recipe),
         group_size=recipe.collector.group_size,
         ticket_progress_s=recipe.collector.group_timeout_s,
         no_progress_s=recipe.run.no_progress_s,

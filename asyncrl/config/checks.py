@@ -136,7 +136,19 @@ def _check_buffer(recipe: Recipe) -> None:
             f"weights.publish_every is {recipe.weights.publish_every} with buffer.max_trajectory_age "
             f"{buffer.max_trajectory_age}: collectors would wait for weights that come too late. Use {most} or less"
         )
+    if buffer.max_uses > 1 and buffer.min_fresh * buffer.max_uses > 1:
+        raise RecipeError(
+            f"buffer.min_fresh is {buffer.min_fresh:g} with buffer.max_uses {buffer.max_uses}: a group that is trained "
+            f"{buffer.max_uses} times is fresh once, so that no more than 1 / max_uses of the batches can be. Lower "
+            f"min_fresh to {1 / buffer.max_uses:.3g} or less, or lower max_uses"
+        )
     derived = derive(recipe)
+    if buffer.max_uses > 1 and derived.fresh_per_step == recipe.learner.groups_per_step:
+        raise RecipeError(
+            f"buffer.min_fresh is {buffer.min_fresh:g} with learner.groups_per_step {recipe.learner.groups_per_step}: "
+            f"no place is left for a group that was trained before, and buffer.max_uses {buffer.max_uses} could not be "
+            "held. Raise groups_per_step, or write min_fresh: 0 or max_uses: 1"
+        )
     if derived.max_bytes < derived.reserved_bytes:
         raise RecipeError(
             f"buffer.max_bytes is {buffer.max_bytes}, but (max_trajectory_age + 1) x groups_per_step = "

@@ -19,7 +19,7 @@ class Derived:
     """trajectories_per_step: groups x members. groups_per_update: "5", or "5 or 6" of 16 by 3. engine_slots: requests
     one engine decodes at once. max_bytes: `buffer.max_bytes` in bytes. group_bytes: reserved with each ticket; without
     `model.max_length`, which then only the model knows, the least it can be. reserved_bytes: of a full window, (k + 1)
-    x B groups."""
+    x B groups. fresh_per_step: see the function of that name."""
 
     trajectories_per_step: int
     groups_per_update: str
@@ -27,6 +27,7 @@ class Derived:
     max_bytes: int
     group_bytes: int
     reserved_bytes: int
+    fresh_per_step: int
 
 
 def given_slots(engine: Engine) -> int | None:
@@ -52,4 +53,12 @@ def derive(recipe: Recipe) -> Derived:
         max_bytes=size_bytes(buffer.max_bytes),
         group_bytes=group_bytes,
         reserved_bytes=window * group_bytes,
+        fresh_per_step=fresh_per_step(recipe),
     )
+
+
+def fresh_per_step(recipe: Recipe) -> int:
+    """Groups of a step that `buffer.min_fresh` asks for; 0 where each group is trained once, and all are."""
+    if recipe.buffer.max_uses == 1:
+        return 0
+    return math.ceil(round(recipe.buffer.min_fresh * recipe.learner.groups_per_step, 6))  # 0.07 x 100 is 7.000...01

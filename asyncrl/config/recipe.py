@@ -100,6 +100,7 @@ class Buffer(Section, frozen=True, kw_only=True):
     max_trajectory_age: NonNegative = 1  # hard bound in versions; 0 = synchronous. Flag: --max-trajectory-age
     over_age: Literal["wait", "drop", "mask", "requeue"] = "wait"  # what happens to work that would be older
     max_uses: Positive = 1  # steps that train a group, as far as the window allows; at most max_trajectory_age + 1
+    min_fresh: Annotated[float, Meta(ge=0, le=1)] = 0.0  # share of every batch that no step has trained; 0 = any
     dynamic_sampling: bool = False  # groups whose rewards are all equal are left out, and others take their place
     max_empty_fills: Positive = 10  # x groups_per_step groups left out in a row, without one kept, end the run
     lookahead: Annotated[float, Meta(ge=1, le=2)] = 1.5  # x groups_per_step oldest tickets the learner chooses from

@@ -86,6 +86,8 @@ def _note_derived(tree: CommentedMap, recipe: Recipe) -> None:
             "max_uses",
             f"{groups / recipe.buffer.max_uses:g} of a step's {groups} groups are fresh, or more",
         )
+    if derived.fresh_per_step:
+        _note(tree["buffer"], "min_fresh", f"{derived.fresh_per_step} of a step's groups, at least")
     if recipe.collector.min_members is not None:
         _note(tree["collector"], "min_members", f"of {recipe.collector.group_size}")
     engine = recipe.collector.engine

@@ -137,9 +137,7 @@ async def test_a_rewind_gives_uses_back_and_the_share_holds_again(make_buffer: A
     await buffer.commit(1, 1)
     await starts(buffer, lims, Weights(1, 1))
     again = await buffer.lease(2, 1, wait_s=0.0)
-    assert sorted(zip(again.ordinals, again.uses, strict=True)) == sorted(
-        zip(before.ordinals, before.uses, strict=True)
-    )
+    assert dict(zip(again.ordinals, again.uses, strict=True)) == dict(zip(before.ordinals, before.uses, strict=True))
     assert again.uses.count(0) == 2
 
 
@@ -164,7 +162,7 @@ async def test_a_batch_that_is_given_back_has_its_share_again(make_buffer: Any) 
 
 
 @given(seed=st.integers(0, 2**31), over_age=st.sampled_from(POLICIES))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_no_schedule_deadlocks_or_breaks_the_share(seed: int, over_age: str) -> None:
     asyncio.run(random_run(seed, over_age=over_age, acts=150, limits_of=fresh_limits))
 
@@ -178,7 +176,7 @@ def test_no_long_schedule_deadlocks_or_breaks_the_share(over_age: str) -> None:
 
 
 @given(seed=st.integers(0, 2**31), over_age=st.sampled_from(POLICIES))
-@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_the_server_keeps_the_share_as_the_model_does(server_url: str, seed: int, over_age: str) -> None:
     async def both() -> None:
         store = await open_store(server_url)
@@ -203,7 +201,7 @@ def test_the_server_keeps_the_share_as_the_model_does(server_url: str, seed: int
     rows=st.integers(1, 40),
     over_age=st.sampled_from(POLICIES),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_a_run_to_the_end_of_its_data_ends_and_every_batch_has_its_share(
     k: int, B: int, fresh: int, uses: int, rows: int, over_age: str
 ) -> None:

@@ -134,6 +134,13 @@ MISTAKES = {
     "collector: {score_timeout_s: 400}": ("collector.score_timeout_s is 400", "collector.group_timeout_s 300"),
     "run: {no_progress_s: 100}": ("collector.group_timeout_s is 300", "run.no_progress_s 100"),
     "buffer: {max_uses: 3}": ("buffer.max_uses is 3", "max_trajectory_age 1", "max_trajectory_age + 2 = 3"),
+    "buffer: {max_uses: 2, min_fresh: 0.6}": ("buffer.min_fresh is 0.6", "fresh once", "Lower min_fresh to 0.5"),
+    "buffer: {max_uses: 2, min_fresh: 0.5}\nlearner: {groups_per_step: 1}": (
+        "buffer.min_fresh is 0.5",
+        "groups_per_step 1",
+        "no place is left",
+    ),
+    "buffer: {min_fresh: 2}": ("buffer.min_fresh is 2", "at most 1"),
     "buffer: {max_empty_fills: 0}": ("buffer.max_empty_fills is 0", "1 or more"),
     "buffer: {dynamic_sampling: yes}": ("buffer.dynamic_sampling", "true or false", "Write true"),
     "weights: {publish_every: 3}": ("weights.publish_every is 3", "max_trajectory_age 1", "Use 2 or less"),

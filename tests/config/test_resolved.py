@@ -141,7 +141,10 @@ def test_what_follows_from_filters_and_uses_is_said_where_they_are_set(load: Loa
     assert "max_uses: 2  # derived: 8 of a step's 16 groups are fresh, or more\n" in text
     assert "max_empty_fills: 10  # derived: 160 groups in a row\n" in text
     assert "min_members: 6  # derived: of 8\n" in text
+    assert "min_fresh: 0.0\n" in text
     assert "updates_per_step: 1\n" in text
+    text = resolved_yaml(load("buffer: {max_uses: 2, min_fresh: 0.4}").recipe)
+    assert "min_fresh: 0.4 # derived: 7 of a step's groups, at least\n" in text
     for updates, groups in ((2, "8"), (3, "5 or 6")):
         text = resolved_yaml(load(f"learner: {{updates_per_step: {updates}}}").recipe)
         assert f"updates_per_step: {updates} # derived: each by {groups} of a step's groups\n" in text
