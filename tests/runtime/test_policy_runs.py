@@ -35,7 +35,7 @@ Start = Callable[..., Any]
 
 @pytest.mark.parametrize(
     "settings",
-    [("over_age=mask",), ("over_age=requeue",), ("max_uses=2", "max_trajectory_age=2")],
+    [("over_age=mask",), ("over_age=requeue",), ("max_uses=2", "min_fresh=0.5", "max_trajectory_age=2")],
     ids=" ".join,
 )
 def test_a_run_under_each_policy_ends_with_a_clean_audit_and_says_its_price(
@@ -55,6 +55,7 @@ def test_a_run_under_each_policy_ends_with_a_clean_audit_and_says_its_price(
     assert all(step["zero_variance"] == 0 for step in steps)
     assert steps[-1]["lost"]["filtered/zero_variance"] > 0
     if bound == 2:
+        assert all(step["fresh"] >= 0.5 for step in steps)
         assert any(step["fresh"] < 1 for step in steps)
 
     audit = start("-m", "asyncrl.cli.main", "buffer", "audit", str(folder), cwd=tmp_path)
