@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -261,25 +262,33 @@ def train_step(
     Each of U updates has the gradient of U x (sum over its part) / (units of the step): a token weighs the same in
     whichever part it is, and at equal weights the mean of the updates' gradients is that of one update by all. Tokens
     without a finite log-prob, and those that a mask takes for the weights of the moment, leave the denominator once
-    they are seen, which is too late for the updates before.
+    they are seen, which is too late for the updates before. With the aggregation `prompt` the first of them also change
+    what the others of their prompt weigh, so the update's passes are made again.
     """
     parts = [range(batch.count)] if parts is None else parts
     (denominator,) = ranks.total([planned_units(batch, objective, range(batch.count))])
     seen, updates, measured = [], [], []
+    passes = partial(
+        accumulate,
+        model,
+        advantages=advantages,
+        objective=objective,
+        temperature=temperature,
+        max_tokens=max_tokens,
+        longest=longest,
+        proximal=proximal,
+        reference=reference,
+        ranks=ranks,
+    )
     for part in parts:
-        own = accumulate(
-            model,
-            batch,
-            advantages,
-            objective=objective,
-            temperature=temperature,
-            max_tokens=max_tokens,
-            longest=longest,
-            proximal=proximal,
-            reference=reference,
-            among=part,
-            ranks=ranks,
-        )
+        own = passes(batch, among=part)
+        if objective.aggregation == "prompt" and ranks.most(own.nonfinite):
+            # What a token weighs follows from how many its prompt has, and these counted: once more without them.
+            for parameter in model.parameters():
+                parameter.grad = None
+            there = torch.from_numpy(own.included | (own.masked > 0))
+            again = passes(replace(batch, trained=batch.trained & there), among=part)
+            own = replace(again, nonfinite=own.nonfinite + again.nonfinite)
         lost = planned_units(batch, objective, part) - own.units
         answers = slots(weighed(own, batch), rank=ranks.rank, size=ranks.size)
         tokens, counted, loss_sum, lost, *answers = ranks.total([own.tokens, own.units, own.loss_sum, lost, *answers])

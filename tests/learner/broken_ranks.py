@@ -14,6 +14,7 @@ import torch
 
 from asyncrl.config.objective import Aggregation, Objective, Preset, TokenAge
 from asyncrl.config.recipe import Buffer, Learner, Recipe
+from asyncrl.learners import step as learner
 from asyncrl.learners.advantages import scaled
 from asyncrl.learners.optimize import Optimizer
 from asyncrl.learners.parallel import Ranks, Sharded
@@ -22,11 +23,14 @@ from asyncrl.learners.step import accumulate, train_step
 from asyncrl.learners.trained import load_trained
 from asyncrl.schema import decode
 
-CASES = ("non-finite", "unscored", "too old", "masked for its age", "empty", "all unscored")
+CASES = ("non-finite", "impossible", "unscored", "too old", "masked for its age", "empty", "all unscored")
 """What is the matter with the groups of the last rank; in the last case, with all."""
 
 LAST = (3, 4)
 """The groups of the last rank. The first has 0, 1 and 2."""
+
+IMPOSSIBLE = 23
+"""The token that the learner gives no chance, and the groups of the last rank have in the case of that name."""
 
 VERSION = 2
 LIMIT_S = 240.0
@@ -34,6 +38,20 @@ LIMIT_S = 240.0
 
 def outcome(ranks: Ranks, folder: Path) -> dict[str, Any]:
     """On rank 0: of each case and aggregation a step; of each preset a gradient."""
+    predictions = learner.token_predictions
+
+    def impossible(model: Any, token_ids: torch.Tensor, *rest: Any, **named: Any) -> Any:
+        found = predictions(model, token_ids, *rest, **named)
+        return found._replace(logprobs=torch.where(token_ids == IMPOSSIBLE, -torch.inf, found.logprobs))
+
+    learner.token_predictions = impossible
+    try:
+        return _outcome(ranks, folder)
+    finally:
+        learner.token_predictions = predictions
+
+
+def _outcome(ranks: Ranks, folder: Path) -> dict[str, Any]:
     steps = {
         (case, aggregation): step(ranks, folder, case, aggregation)
         for case in CASES
@@ -66,11 +84,11 @@ def step(ranks: Ranks, folder: Path, case: str, aggregation: Aggregation) -> dic
         longest=12,
         ranks=ranks,
     )
-    (tokens,) = ranks.total([result.seen.tokens])
+    tokens, nonfinite = ranks.total([result.seen.tokens, result.seen.nonfinite])
     return {
         "before": before,
         "after": weights(ranks, model, whole),
-        "account": [result.seen.loss_sum, result.seen.units, tokens, result.updates.grad_norm],
+        "account": [result.seen.loss_sum, result.seen.units, tokens, nonfinite, result.updates.grad_norm],
         "skipped": result.updates.skipped,
     }
 

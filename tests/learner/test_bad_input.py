@@ -3,6 +3,7 @@ left out. The table is in docs/learner.md."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any, get_args
 
@@ -10,9 +11,13 @@ import numpy as np
 import pytest
 import torch
 
-from asyncrl.config.objective import Objective, Preset
+from asyncrl.config.objective import Aggregation, Objective, Preset
 from asyncrl.config.recipe import Recipe
+from asyncrl.learners import step
 from asyncrl.learners.diagnostics import step_metrics
+from asyncrl.learners.model import load_model
+from asyncrl.learners.shares import share_of
+from asyncrl.learners.step import train_step
 from asyncrl.learners.trainer import Trainer
 from asyncrl.schema import to_batch
 
@@ -79,6 +84,65 @@ def test_an_empty_answer_is_in_the_baseline_and_has_no_loss(stepped: Any, preset
     assert told["zero_variance"] == 0, "the others of its group are worse than it"
     assert math.isfinite(told["loss"])
     assert moved > 0
+
+
+class Watched:
+    """An optimizer that changes nothing, and notes the gradient that it would have applied."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+
+    def update(self, tokens: int, *, denominator: float, ess: float | None = None) -> Any:
+        self.gradient = gradient_of(self.model) / denominator
+
+    def ended(self, updates: Any) -> None:
+        self.model.zero_grad()
+
+
+def gradient_of(model: Any) -> torch.Tensor:
+    return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+
+
+@pytest.mark.parametrize("aggregation", get_args(Aggregation))
+def test_what_the_learner_cannot_predict_is_left_out_as_if_it_had_not_been_there(
+    model_path: Any, make_row: Any, make_group: Any, monkeypatch: pytest.MonkeyPatch, aggregation: Aggregation
+) -> None:
+    """The model gives token 23 no chance, in one answer of each group. Control: in one sum over passes, with a weight
+    by prompt, the others of the prompt would weigh too little."""
+    objective = Objective(preset="grpo", aggregation=aggregation)
+    generator, groups = np.random.default_rng(2), []
+    for ticket in range(3):
+        rows = []
+        for member in range(3):
+            answer = generator.integers(0, 23, 5).tolist()
+            answer[2:4] = [23, 23] if member == 0 else answer[2:4]
+            rows.append(make_row([1, 2, 3], answer, [-3.0] * 5, reward=float(member == ticket), member=member))
+        groups.append(to_batch(make_group(rows, ticket=ticket)))
+    model = load_model(model_path, "float32", "auto")
+    batch, worth = share_of(groups, version=1, recipe=Recipe(objective=objective))
+    options: Any = {"objective": objective, "temperature": 1.0, "longest": 8}
+
+    def stepped_by(batch: Any, max_tokens: int) -> tuple[torch.Tensor, int]:
+        optimizer: Any = Watched(model)
+        seen = train_step(model, optimizer, batch, worth, max_tokens=max_tokens, **options).seen
+        return optimizer.gradient, seen.nonfinite
+
+    never = dataclasses.replace(batch, trained=batch.trained & (batch.token_ids != 23))
+    expected, none = stepped_by(never, 10**6)
+    predictions = step.token_predictions
+
+    def impossible(model: Any, token_ids: Any, *rest: Any, **named: Any) -> Any:
+        found = predictions(model, token_ids, *rest, **named)
+        return found._replace(logprobs=torch.where(token_ids == 23, -torch.inf, found.logprobs))
+
+    monkeypatch.setattr(step, "token_predictions", impossible)
+    for max_tokens in (10**6, 20, 1):
+        found, lost = stepped_by(batch, max_tokens)
+        assert (none, lost) == (0, 6)
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
+    seen = step.accumulate(model, batch, worth, max_tokens=20, **options)
+    once = gradient_of(model) / seen.units
+    assert torch.allclose(once, expected, atol=1e-5, rtol=1e-4) == (aggregation != "prompt")
 
 
 @pytest.mark.parametrize("preset", PRESETS)

@@ -21,7 +21,7 @@ from asyncrl.schema import encode
 from asyncrl.staleness import Weights
 
 LIMIT_S = 300.0
-CASES = ("non-finite", "unscored", "too old", "masked for its age", "empty", "all unscored")
+CASES = ("non-finite", "impossible", "unscored", "too old", "masked for its age", "empty", "all unscored")
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
@@ -39,10 +39,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory, model_path: Path, make_row:
             rows = []
             for member in range(3):
                 n = int(generator.integers(1, 12))
-                completion, logprobs = generator.integers(0, 24, n).tolist(), generator.normal(-3, 0.5, n).tolist()
+                completion, logprobs = generator.integers(0, 23, n).tolist(), generator.normal(-3, 0.5, n).tolist()
                 reward = float(generator.integers(0, 3))
                 if broken and case == "non-finite":
                     logprobs = [(math.nan, -math.inf, math.inf)[t % 3] for t in range(n)]
+                if broken and case == "impossible" and member < 2:
+                    completion = [23] * n if member else [*completion[:-1], 23]
                 if broken and case == "empty":
                     completion, logprobs = [], []
                 old = broken and case in ("too old", "masked for its age")
@@ -93,6 +95,7 @@ def test_a_rank_that_has_nothing_to_train_takes_the_others_step(
 ) -> None:
     found, expected = together["steps"][case, aggregation], alone["steps"][case, aggregation]
     assert np.isfinite(found["account"]).all()
+    assert (found["account"][3] > 0) == (case == "impossible")
     np.testing.assert_allclose(found["account"], expected["account"], atol=1e-5, rtol=1e-4)
     assert close(found["after"], expected["after"])
     if case == "all unscored":
