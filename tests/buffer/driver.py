@@ -29,7 +29,7 @@ from asyncrl.buffers.reference.common import CLOCK_STEP_S
 from asyncrl.buffers.reference.model import Model
 from asyncrl.schema import digest
 from asyncrl.staleness import Lineages, Weights
-from tests.buffer.rules import Broken, check_model, check_uses, differences
+from tests.buffer.rules import Broken, check_batch, check_model, check_uses, differences
 
 KEPT_CHECKPOINTS = 2
 LimitsOf = Callable[[random.Random, str], Limits]
@@ -233,7 +233,7 @@ class Driver:
             bad = [n for n in answer.ordinals if self.rng.random() < 0.5]
             await self.every("quarantine", self.lineage, self.version, bad, "corrupt")
             return False
-        self._check_batch(answer)
+        check_batch(answer, Weights(self.lineage, self.version), self.limits, self.tokens_of, survives=self._survives)
         payloads = await self.every("payloads", answer)
         if len(payloads) != len(answer.ordinals):
             raise Broken(f"{len(payloads)} payloads for {len(answer.ordinals)} tickets")
@@ -255,28 +255,9 @@ class Driver:
                 if row.ordinal in self.archive:
                     raise Broken(f"ticket {row.ordinal} leaves for the archive twice")
                 self.archive[row.ordinal] = row
-        if self.version >= self.announced_version() + self.limits.publish_every:
+        if self.announced is None or self.version >= self.announced.version + self.limits.publish_every:
             await self.publish()
         return True
-
-    def announced_version(self) -> int:
-        assert self.announced is not None
-        return self.announced.version
-
-    def _check_batch(self, lease: Lease) -> None:
-        if len(set(lease.ordinals)) != len(lease.ordinals):
-            raise Broken(f"a ticket twice in one batch: {lease.ordinals}")
-        for header in lease.headers:
-            edge = header.newest if self.limits.over_age == "mask" else header.oldest
-            if self.version - edge > self.limits.max_age:
-                raise Broken(f"step {self.version} trains ticket {header.ordinal} of age {self.version - edge}")
-            for span in self.tokens_of[(header.ordinal, header.attempt)]:
-                if not self._survives(span) or span.version > self.version:
-                    raise Broken(f"step {(self.lineage, self.version)} trains tokens of dead weights {span}")
-        if len(lease.ordinals) != self.limits.groups_per_step:
-            raise Broken(f"a batch of {len(lease.ordinals)} groups, not {self.limits.groups_per_step}")
-        if lease.uses.count(0) < self.limits.fresh_per_step:
-            raise Broken(f"{lease.uses} in a batch, at least {self.limits.fresh_per_step} must be fresh")
 
     # --- schedules --------------------------------------------------------------------------------------------------
 

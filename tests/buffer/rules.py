@@ -7,7 +7,8 @@ from dataclasses import fields, is_dataclass
 from itertools import zip_longest
 from typing import Any
 
-from asyncrl.buffers.base import TERMINAL, State, TicketRow
+from asyncrl.buffers.base import TERMINAL, Lease, State, TicketRow
+from asyncrl.buffers.limits import Limits
 from asyncrl.buffers.reference.model import Model
 from asyncrl.staleness import Weights, due_test, promised
 
@@ -61,6 +62,31 @@ def check_model(model: Model) -> None:
     for t in tickets:
         if t.state is State.STALE and t.reason == "over_age" and limits.over_age == "wait":
             raise Broken(f"ticket {t.ordinal} expired under `wait`")
+
+
+def check_batch(
+    lease: Lease,
+    weights: Weights,
+    limits: Limits,
+    tokens_of: Mapping[tuple[int, int], Sequence[Weights]],
+    *,
+    survives: Callable[[Weights], bool],
+) -> None:
+    """The batch that makes the step of `weights` is whole, young and of weights that survive. tokens_of: (ordinal,
+    attempt) -> what sampled the group."""
+    if len(set(lease.ordinals)) != len(lease.ordinals):
+        raise Broken(f"a ticket twice in one batch: {lease.ordinals}")
+    for header in lease.headers:
+        edge = header.newest if limits.over_age == "mask" else header.oldest
+        if weights.version - edge > limits.max_age:
+            raise Broken(f"step {weights.version} trains ticket {header.ordinal} of age {weights.version - edge}")
+        for span in tokens_of[(header.ordinal, header.attempt)]:
+            if not survives(span) or span.version > weights.version:
+                raise Broken(f"step {tuple(weights)} trains tokens of dead weights {span}")
+    if len(lease.ordinals) != limits.groups_per_step:
+        raise Broken(f"a batch of {len(lease.ordinals)} groups, not {limits.groups_per_step}")
+    if lease.uses.count(0) < limits.fresh_per_step:
+        raise Broken(f"{lease.uses} in a batch, at least {limits.fresh_per_step} must be fresh")
 
 
 def check_uses(
