@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from asyncrl.buffers.remote import RedisBuffer
 
 SCRIPT_FILES = (
-    "common", "transitions", "put", "tickets", "lease", "lineage", "ledger", "recovery", "inspect", "main",
+    "common", "transitions", "put", "tickets", "choose", "lease", "lineage", "ledger", "recovery", "inspect", "main",
 )  # fmt: skip
 OLDEST_REDIS = (6, 2)  # first with every command the scripts use
 CONNECT_S = 5.0  # a server that does not answer a PING for so long is unreachable

@@ -1,6 +1,6 @@
 -- One run's buffer on the server. The files of this folder are joined in the order common, transitions, put, tickets,
--- lease, lineage, ledger, recovery, inspect, main and loaded as one script, in which each file answers its own operations
--- (`perform`). `buffers/reference/` is the same contract in Python, and a stateful test drives both.
+-- choose, lease, lineage, ledger, recovery, inspect, main and loaded as one script, in which each file answers its own
+-- operations (`perform`). `buffers/reference/` is the same contract in Python, and a stateful test drives both.
 --
 -- KEYS[1] is the run's prefix, asyncrl:{NAME}. Every other key is made from it, so all lie in one hash slot.
 -- ARGV: operation, JSON arguments, and the time in unix seconds ("" = the server's own clock, the normal case).

@@ -1,5 +1,11 @@
 -- Rows that no rewind can touch leave for the archive; the store keeps their sums.
 
+local function head(items, count)
+  local first = {}
+  for i = 1, math.min(count, #items) do first[i] = items[i] end
+  return first
+end
+
 -- Several rows may have ended at one version: the answer is by ordinal, like every list of rows.
 local function settled_rows(limit)
   local found = {}
