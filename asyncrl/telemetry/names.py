@@ -100,8 +100,8 @@ STEP = (
             "mask/tokens": 'tokens that each mask of `objective.mask` took: `{"dppo-tv": 12}`',
             "weight/cut": "share of tokens whose importance weight was cut at its cap, or 0 outside its bounds",
             "entropy": "of what each token was chosen from, nats, by these weights at the sampling temperature",
-            "kl_reference": "KL of the current policy from the reference, nats a token, by k3 weighed by the ratio; "
-            "`null` with an `objective.beta` of 0",
+            "kl_reference": "KL of the current policy from the reference, nats a token: mean of ratio x log(current / "
+            "reference); `null` with an `objective.beta` of 0",
             "token_grad": "norms of the tokens' gradients at the logits, added up",
             "by_age": "[all of it](#by-age-and-by-length) for the tokens of each age",
             "by_length": "the same for those of answers of each length: `1`, `2-3`, `4-7`, ... sampled tokens",

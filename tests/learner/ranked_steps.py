@@ -17,6 +17,7 @@ from asyncrl.config.recipe import Buffer, Learner, Lora, Model, Objective, Recip
 from asyncrl.learners.lora import served_weights
 from asyncrl.learners.optimize import Optimizer
 from asyncrl.learners.parallel import Ranks, Sharded
+from asyncrl.learners.parameters import Parameters
 from asyncrl.learners.shares import (
     as_message,
     balance,
@@ -39,7 +40,7 @@ RECIPE = Recipe(
 ADAPTED = msgspec.structs.replace(RECIPE, model=Model(lora=Lora(r=4, alpha=8)))
 ASKING = Recipe(
     learner=Learner(learning_rate=2e-3, warmup_steps=0, max_tokens_per_microbatch=25),
-    objective=Objective(preset="grpo", proximal="behaviour-version"),
+    objective=Objective(preset="grpo", proximal="behaviour-version", beta=0.3, entropy=0.01),
     buffer=Buffer(max_trajectory_age=3),
 )
 STEPS = ((0, 1, 2, 3, 4), (4,), (1, 2, 3))
@@ -144,8 +145,12 @@ def paced(ranks: Ranks, folder: Path) -> dict[str, Any]:
 
 
 def ask(ranks: Ranks, folder: Path) -> dict[str, Any]:
-    """ASKED_STEPS, each of which asks the versions that sampled; from the third on none of them is its own."""
+    """ASKED_STEPS, each of which asks the versions that sampled, from the third on none of them its own, and the
+    reference."""
     trainer = Trainer.load(ASKING, folder / "model", None, ranks)
+    parameters = Parameters(trainer.model, ranks)
+    again = parameters.parts_of(load_trained(ASKING.model, folder / "model", None, seed=0))  # as a resumed learner does
+    assert all(torch.equal(part, own) for part, own in zip(again, parameters.copies(), strict=True))
     groups = groups_of(folder)
     accounts = []
     for version, chosen in enumerate(ASKED_STEPS):
@@ -153,7 +158,9 @@ def ask(ranks: Ranks, folder: Path) -> dict[str, Any]:
         if ranks.rank == 0:
             seen, _ = trainer.train(step)
             assert not np.isnan(seen.proximal[seen.included]).any()
-            accounts.append([*seen.proximal[seen.included], *seen.ratio])
+            assert not np.isnan(seen.reference[seen.included]).any()
+            per_token = (seen.proximal, seen.reference, seen.entropy)
+            accounts.append([*seen.ratio, *(value for column in per_token for value in column[seen.included])])
         else:
             own = [step.groups[n] for n in share_groups(step.shares, ranks.rank)]
             ranks.collect(as_message(trainer.train_share(own, shares=step.shares, version=version).seen), [])

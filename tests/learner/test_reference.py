@@ -87,8 +87,7 @@ def test_the_divergence_is_exactly_nothing_at_the_start_and_then_is_not(
 ) -> None:
     _, found = trained(recipe, model_path, groups)
     assert found[0]["kl_reference"] == 0.0
-    assert found[1]["kl_reference"] > 0.0
-    assert found[2]["kl_reference"] > found[1]["kl_reference"]
+    assert min(metrics["kl_reference"] for metrics in found[1:]) > 0.01
     assert all(0 < metrics["entropy"] < math.log(24) for metrics in found)
 
 

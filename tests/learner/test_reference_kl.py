@@ -95,6 +95,20 @@ def test_the_bias_of_k2s_value_vanishes_faster_than_the_divergence(toy: ModuleTy
     assert bias(0.1) < bias(1.0) / 5
 
 
+@pytest.mark.parametrize(("policy", "reference", "steadier"), [(0.6, 0.5, "k3"), (0.9998, 0.5, "k1")])
+def test_k3s_value_varies_less_until_the_policy_is_much_surer_than_the_reference(
+    policy: float, reference: float, steadier: str
+) -> None:
+    """Which is where reinforcement learning leads, and why the metric is k1."""
+    p, ref = (torch.tensor([sure, 1 - sure], dtype=torch.float64) for sure in (policy, reference))
+    variance = {}
+    for estimator in ("k1", "k3"):
+        values = kl_to_reference(p.log(), p.log(), ref.log(), estimator=estimator)
+        variance[estimator] = float((p * values**2).sum() - (p * values).sum() ** 2)
+    assert min(variance, key=lambda estimator: variance[estimator]) == steadier
+    assert max(variance.values()) > 10 * min(variance.values())
+
+
 NAIVE: dict[str, Callable[[Tensor], Tensor]] = {
     "k1": lambda x: x,
     "k2": lambda x: x**2 / 2,
