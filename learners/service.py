@@ -23,15 +23,13 @@ import pyarrow as pa
 import torch
 
 from asyncrl.buffers.archive import Archive
-from asyncrl.buffers.base import Buffer, BufferError, Fenced, Lease, Stats
+from asyncrl.buffers.base import Buffer, Fenced, Lease, Stats
 from asyncrl.buffers.blocked import IN_MESSAGE, blocked_table
-from asyncrl.buffers.limits import Limits
 from asyncrl.buffers.store import StoreAway
 from asyncrl.config.recipe import Recipe
 from asyncrl.learners import checkpoint as checkpoints
 from asyncrl.learners.arithmetic import machine, settings
 from asyncrl.learners.batch import check_lineages, check_once
-from asyncrl.learners.checkpoint import Checkpoint
 from asyncrl.learners.commands import Begin, Gather, Train
 from asyncrl.learners.costs import empty_fills, step_costs, use_metrics, weights_costs
 from asyncrl.learners.damage import sound_groups
@@ -48,13 +46,14 @@ from asyncrl.learners.optimize import Updates
 from asyncrl.learners.outlet import Outlet
 from asyncrl.learners.parallel import ALONE, Ranks, Sharded
 from asyncrl.learners.phase import Phase, PhaseFile
-from asyncrl.learners.recovery import Recovered, lineages_in, newest_known, recover
+from asyncrl.learners.recovery import Recovered
+from asyncrl.learners.resuming import resume_from
 from asyncrl.learners.summary import summarise
 from asyncrl.learners.trainer import Trainer
 from asyncrl.schema import span_weights
 from asyncrl.staleness import Lineages, Weights
 from asyncrl.telemetry.documents import write_document
-from asyncrl.telemetry.metrics import MetricsWriter, read_metrics
+from asyncrl.telemetry.metrics import MetricsWriter
 from asyncrl.weights.adapter import ServedWeights
 from asyncrl.weights.manifest import Pieces
 from asyncrl.weights.reach import device_of, here
@@ -90,9 +89,9 @@ async def learn(
     `ranks`: seen from rank 0, which this is; the others run `rank.follow`. `recreate`: creates the run again in a store
     that has lost everything. An outage of the store is borne for `run.no_progress_s`.
 
-    Raises ModelError, LearnerError, BufferError before the new lineage is open; then Fenced (a newer learner took over:
-    nothing more is written) or, once collectors are told that the run has failed, CheckpointError, LearnerError (no
-    progress), TooManySkipped, EssCollapsed, BoundBroken, WeightsError.
+    Raises ModelError, CheckpointError, BufferError before the new lineage is open; then Fenced (a newer learner took
+    over: nothing more is written) or, once collectors are told that the run has failed, CheckpointError, LearnerError
+    (no progress), TooManySkipped, EssCollapsed, BoundBroken, WeightsError.
     """
     metrics = MetricsWriter(run_dir / "metrics.jsonl")
     lasting = LastingBuffer(
@@ -179,7 +178,8 @@ async def _begin(
     limits = limits_of(recipe, max_length=longest)
     checkpoint, lineage = None, None
     if resume is not None:
-        checkpoint, lineage = await _resume(buffer, run_dir, resume, limits, metrics)
+        recovered = partial(_write_recovered, metrics)
+        checkpoint, lineage = await resume_from(buffer, run_dir, resume, limits, on_recovered=recovered) or (None, None)
     source = model_path if checkpoint is None else checkpoint.folder
     await asyncio.to_thread(ranks.tell, Begin(checkpoint=None if checkpoint is None else str(checkpoint.folder)))
     trainer = await asyncio.to_thread(Trainer.load, recipe, model_path, checkpoint, ranks)
@@ -223,37 +223,6 @@ async def _begin(
         accounted=await buffer.stats(),
         notices=Notices(recipe.learner),
     )
-
-
-async def _resume(
-    buffer: Buffer, run_dir: Path, folder: Path, limits: Limits, metrics: MetricsWriter
-) -> tuple[Checkpoint | None, int | None]:
-    """The newest sound checkpoint that the buffer accepts, and the lineage that starts from it; (None, None) if the run
-    ended before its first checkpoint. A store that has forgotten what led there is told first. Raises LearnerError if
-    there are checkpoints and none will do."""
-    refused = []
-    archive = Archive(run_dir / "archive")
-    started = lineages_in(await asyncio.to_thread(read_metrics, run_dir / "metrics.jsonl"))
-    sound, damaged = await asyncio.to_thread(checkpoints.survey, folder)
-    for checkpoint in sound:
-        forks = {**started, **checkpoint.manifest.forks}
-        try:
-            if found := await recover(buffer, archive, forks=forks, own=newest_known(forks, checkpoint.weights)):
-                _write_recovered(metrics, found)
-            return checkpoint, await buffer.new_lineage(parent=checkpoint.weights, limits=limits)
-        except Fenced:
-            raise
-        except BufferError as error:
-            log.warning("not resuming from %s: %s", checkpoint.folder, error)
-            refused.append(f"{checkpoint.folder}: {error}")
-    if refused or damaged:
-        raise LearnerError(
-            f"no checkpoint in {folder} can be resumed from: {'; '.join((*refused, *damaged))}\n"
-            "Start a new run, or move the folder away to begin this one again."
-        )
-    log.warning("%s holds no checkpoint: starting from the initial weights", folder)
-    await recover(buffer, archive, forks=started, own=newest_known(started, Weights(0, 0)))
-    return None, None
 
 
 def _write_recovered(metrics: MetricsWriter, found: Recovered) -> None:

@@ -18,7 +18,7 @@ from asyncrl.buffers.audit import audit
 from asyncrl.buffers.base import Fenced, State
 from asyncrl.buffers.memory import MemoryBuffer
 from asyncrl.config.recipe import Buffer, Checkpoint, Collector, Eval, Learner, Objective, Recipe, Run
-from asyncrl.learners.checkpoint import find_resumable
+from asyncrl.learners.checkpoint import CheckpointError, find_resumable
 from asyncrl.learners.limits import limits_of
 from asyncrl.learners.optimize import TooManySkipped
 from asyncrl.learners.service import LearnerError, learn
@@ -247,7 +247,7 @@ async def test_resuming_where_no_checkpoint_will_do_is_refused(tmp_path: Path, m
     damaged = tmp_path / "checkpoints" / "version-000004"
     damaged.mkdir(parents=True)
     buffer = buffer_of(recipe)
-    with pytest.raises(LearnerError, match="version-000004 is damaged or unfinished"):
+    with pytest.raises(CheckpointError, match="version-000004 is damaged or unfinished"):
         await learn(
             recipe, buffer, run_dir=tmp_path, model_path=model_path, resume=damaged.parent, stop=asyncio.Event()
         )
