@@ -85,6 +85,14 @@ TABLE = (
         ("kl_tau",),
     ),
     Names(
+        "objective.beta_estimator",
+        (),
+        ("loss_fn.reference_policy_kl_type",),
+        ("actor_rollout_ref.actor.kl_loss_type",),
+        (),
+    ),
+    Names("objective.entropy", (), (), ("actor_rollout_ref.actor.entropy_coeff",), ()),
+    Names(
         "learner.checkpoint.every_steps",
         ("save_steps",),
         ("checkpointing.save_period",),
