@@ -177,7 +177,7 @@ def choose_batch(
     if len(first) < B and not more_to_come and (len(ready) <= B or F):
         fresh = sum(not c.used for c in ready)
         rest = _batch_of(ready, B, min(B - F, fresh * (B - F) // F)) if F else ready
-        return Choice(batch=tuple(c.ordinal for c in rest), waiting_for=() if rest else late)
+        return Choice(batch=tuple(c.ordinal for c in rest))
 
     def stands(batch: Sequence[Candidate]) -> bool:
         return len(batch) == B and (not guard_dues or _dues_hold(live, batch, version, max_age, B, F))

@@ -171,7 +171,7 @@ def test_no_schedule_deadlocks_or_breaks_the_share(seed: int, over_age: str) -> 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("over_age", POLICIES)
 def test_no_long_schedule_deadlocks_or_breaks_the_share(over_age: str) -> None:
-    for seed in range(150):
+    for seed in range(80):
         asyncio.run(random_run(seed, over_age=over_age, acts=300, limits_of=fresh_limits))
 
 
