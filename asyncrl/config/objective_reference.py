@@ -44,8 +44,8 @@ PRESETS = {
     ),
     "dapo": Use(
         source="arXiv 2503.14476",
-        note="The same parts as `grpo` here. With them go `buffer.dynamic_sampling: true`, and if answers are often "
-        "cut, `mask: {type: truncated}`.",
+        note="The same parts as `grpo` here. With them go `buffer.dynamic_sampling: true`, the reward part "
+        "`overlong`, and if answers are often cut, `mask: {type: truncated}`.",
         when="long answers, 0/1 rewards.",
     ),
     "gspo": Use(

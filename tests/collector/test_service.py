@@ -12,6 +12,8 @@ from asyncrl.buffers.base import BufferError, Member, State
 from asyncrl.buffers.memory import MemoryBuffer
 from asyncrl.collectors.engines import simulated
 from asyncrl.collectors.fleet import CollectorError
+from asyncrl.collectors.scoring import SimulatedScorer
+from asyncrl.rewards.pool import Score
 from asyncrl.schema import version_range
 from asyncrl.staleness import Weights
 from asyncrl.weights.reach import here
@@ -269,6 +271,27 @@ async def test_groups_without_variance_are_left_out_and_others_take_their_place(
     assert stats.lost_length["filtered/zero_variance"] > 0
     assert stats.lost_seconds["filtered/zero_variance"] > 0
     assert ledger_problems(*(await buffer.snapshot()), buffer.limits) == []
+
+
+async def test_groups_that_shaping_alone_tells_apart_are_left_out_and_known_to_be_all_right(kit, monkeypatch):
+    """Every second prompt is solved by both answers, whose penalties differ."""
+
+    async def score(self, prompt, completion, *, ticket, member):
+        right = float(ticket % 2 == 0 or member == 0)
+        return Score({"right": right, "overlong": -0.5 * member}, right - 0.5 * member, "", plain=right)
+
+    monkeypatch.setattr(SimulatedScorer, "score", score)
+    recipe = kit.recipe(buffer={"dynamic_sampling": True})
+    buffer = kit.buffer(recipe)
+    learner = kit.learner(buffer)
+    async with kit.collecting(recipe, buffer):
+        await learner.start()
+        batches = [batch for _ in range(3) for batch in await learner.step()]
+    assert all(batch.column("ticket")[0].as_py() % 2 == 1 for batch in batches)
+    assert sorted(batches[0].column("reward").to_pylist()) == [-0.5, 1.0]
+    stats = await buffer.stats()
+    assert stats.reasons["filtered/zero_variance"] >= 3
+    assert stats.lost_reward["filtered/zero_variance"] == 1.0, "which says that prompts have nothing left to teach"
 
 
 async def test_without_dynamic_sampling_the_same_groups_are_trained(kit):
