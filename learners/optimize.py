@@ -174,8 +174,8 @@ class Optimizer:
     def collapse(self, step: Update | Updates) -> str:
         """Empty, or that the effective sample size was too low for too many steps, of which `step` was the last."""
         assert isinstance(self._config, Learner)
-        limit, steps = self._config.min_ess, self._config.max_low_ess_steps
-        return collapse(self.pace, step.ess, limit=limit, steps=steps)
+        limit, steps, scaled = self._config.min_ess, self._config.max_low_ess_steps, self._config.rate_by_ess
+        return collapse(self.pace, step.ess, limit=limit, steps=steps, scaled=scaled)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything a resumed learner needs, loadable with torch.load(weights_only=True); whole, so that any number of

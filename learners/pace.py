@@ -78,13 +78,15 @@ def after_step(pace: Pace, ess: float | None, *, limit: float | None) -> Pace:
     return replace(pace, low=pace.low + 1 if ess < (LOW if limit is None else limit) else 0)
 
 
-def collapse(pace: Pace, ess: float | None, *, limit: float | None, steps: int) -> str:
-    """Empty, or what to say after `steps` low steps in a row, and again after each further one. limit: as above."""
+def collapse(pace: Pace, ess: float | None, *, limit: float | None, steps: int, scaled: bool) -> str:
+    """Empty, or what to say after `steps` low steps in a row, and again after each further one. limit: as above.
+    scaled: `learner.rate_by_ess`."""
     if ess is None or pace.low < steps:
         return ""
+    advice = "" if scaled else ", or set learner.rate_by_ess: true"
     return (
         f"the effective sample size of whole answers (ess/sequence) was below {LOW if limit is None else limit:g} in "
         f"{pace.low} steps in a row, in the last {ess:.3g} of the answers: few of them carry the gradient.\n"
-        "Lower learner.learning_rate or buffer.max_trajectory_age, or set learner.rate_by_ess: true. Which answers are "
-        "far from the weights: by_age and by_length in metrics.jsonl"
+        f"Lower learner.learning_rate or buffer.max_trajectory_age{advice}. Which answers are far from the weights: "
+        "by_age and by_length in metrics.jsonl"
     )

@@ -138,6 +138,9 @@ def test_a_collapse_ends_the_run_if_a_limit_is_set_and_is_warned_of_once_if_not(
     limited.check_progress(a_step(limited, 0.2))
     with pytest.raises(EssCollapsed, match=r"below 0\.3 in 2 steps in a row, in the last 0\.123 .*\n.*learning_rate"):
         limited.check_progress(a_step(limited, 0.123))
+    assert "set learner.rate_by_ess: true" in limited.collapse(a_step(limited, 0.1))
+    scaled = an_optimizer(min_ess=0.3, max_low_ess_steps=1, rate_by_ess=True)
+    assert "rate_by_ess" not in scaled.collapse(a_step(scaled, 0.1))
 
     told = []
     free = an_optimizer(max_low_ess_steps=2)
