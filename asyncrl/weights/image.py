@@ -23,9 +23,8 @@ import errno
 import os
 import shutil
 import struct
-from collections import deque
 from collections.abc import Iterable, Mapping
-from concurrent.futures import Future, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from pathlib import Path
 
 import msgspec
@@ -195,11 +194,14 @@ def _write(
     os.pwrite(segment.fd, HEADER.pack(MAGIC, FORMAT, segment.sequence, *weights), 0)
     mapped = np.frombuffer(segment.mapping(), np.uint8)
     specs: dict[str, TensorSpec] = {}
-    copying: deque[tuple[str, torch.Tensor, Future[str]]] = deque()
+    copying: dict[Future[str], tuple[str, torch.Tensor]] = {}
 
-    def await_oldest() -> None:
-        name, _, checksum = copying.popleft()
-        specs[name] = msgspec.structs.replace(specs[name], checksum=checksum.result())
+    def take_finished() -> None:
+        """Of those under way, once there is one. Not the oldest: if that is large, the other threads would wait too."""
+        finished, _ = wait(copying, return_when=FIRST_COMPLETED)
+        for checksum in finished:
+            name, _ = copying.pop(checksum)
+            specs[name] = msgspec.structs.replace(specs[name], checksum=checksum.result())
 
     offset = 0
     try:
@@ -216,17 +218,17 @@ def _write(
                 check_publishable(name, tensor)
                 if tensor.device.type == "cpu" and tensor.is_contiguous():
                     content = np.asarray(tensor_bytes(name, tensor))
-                    copying.append((name, tensor, copier.begin(mapped[start:end], content, hashed=hashed)))
+                    copying[copier.begin(mapped[start:end], content, hashed=hashed)] = name, tensor
                 else:
                     checksum = _store(mapped[start:end], tensor, hashed=hashed)
             specs[name] = describe(name, tensor, offset=offset, checksum=checksum)
             offset = aligned(offset + tensor.nbytes)
             while len(copying) > 2 * copier.workers:  # each is a tensor in memory, if `source` makes them
-                await_oldest()
+                take_finished()
         while copying:
-            await_oldest()
+            take_finished()
     finally:
-        wait([checksum for _, _, checksum in copying])  # they write here: nobody else may before they have ended
+        wait(copying)  # they write here: nobody else may before they have ended
     segment.sequence += 1
     os.pwrite(segment.fd, HEADER.pack(MAGIC, FORMAT, segment.sequence, *weights), 0)
     return list(specs.values())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 
 from asyncrl.staleness import Weights
 from asyncrl.weights.base import StagedWeights, WeightsError, WeightsGone
+from asyncrl.weights.copying import CHUNK, Copier, copy
 from asyncrl.weights.image import DATA_START, Image, Images
 from asyncrl.weights.manifest import combined_checksum
 from asyncrl.weights.shm import ShmReceiver, shm_offer
@@ -51,6 +53,37 @@ def test_what_a_sender_retains_is_not_overwritten(images: Images) -> None:
     image.release()
     write(images, 5)
     assert len(images.segments) == 2
+
+
+class Slow(Copier):
+    """Its first large tensor is copied once `after` others have begun."""
+
+    def __init__(self, after: int) -> None:
+        super().__init__(2)
+        self.begun, self.after, self.enough = 0, after, threading.Event()
+
+    def begin(self, into: Any, source: Any, *, hashed: bool) -> Future[str]:
+        self.begun += 1
+        if self.begun == 1:
+            return self._pool.submit(self._late, into, source, hashed=hashed)
+        if self.begun > self.after:
+            self.enough.set()
+        return super().begin(into, source, hashed=hashed)
+
+    def _late(self, into: Any, source: Any, *, hashed: bool) -> str:
+        assert self.enough.wait(20), "nothing was begun beside it"
+        return copy(into, source, hashed=hashed)
+
+
+def test_a_large_tensor_does_not_keep_the_other_threads_waiting(images: Images) -> None:
+    source = [(f"t{at}", torch.full((CHUNK,), float(at))) for at in range(20)]
+    for version in range(3):
+        if version == 2:  # segments that have grown are written by threads
+            images._copier = Slow(after=12)
+        image = images.write(Weights(1, version), source, tied={})
+    assert intact(image)
+    assert [spec.name for spec in image.manifest.tensors] == [name for name, _ in source]
+    assert image.manifest.checksum == combined_checksum(source)
 
 
 def test_it_stays_until_the_last_of_several_has_released_it(images: Images) -> None:

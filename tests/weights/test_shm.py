@@ -295,7 +295,7 @@ def test_a_file_that_is_no_segment_is_refused(images: Images, tmp_path: Path) ->
     other = tmp_path / "other"
     other.write_bytes(b"something else entirely" * 1000)
     Path(f"{other}.readers").touch()
-    with pytest.raises(WeightsError, match="no segment of format 1"):
+    with pytest.raises(WeightsError, match="no segment of format 2"):
         stage({**offer, "path": str(other)})
 
 
