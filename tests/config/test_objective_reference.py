@@ -14,7 +14,7 @@ from asyncrl.config.objective import (
     AdvantageKind,
     Aggregation,
     Anchor,
-    BehaviourKl,
+    Estimator,
     ImportanceWeight,
     Mask,
     Preset,
@@ -32,9 +32,6 @@ def keys_of(union: Any) -> dict[str, set[str]]:
     }
 
 
-ESTIMATORS = next(field.type for field in msgspec.structs.fields(BehaviourKl) if field.name == "estimator")
-
-
 @pytest.mark.parametrize(
     ("words", "parts"),
     [
@@ -43,7 +40,8 @@ ESTIMATORS = next(field.type for field in msgspec.structs.fields(BehaviourKl) if
         (get_args(SurrogateKind), reference.SURROGATES),
         (keys_of(Mask), reference.MASKS),
         (keys_of(Anchor), reference.ANCHORS),
-        (get_args(ESTIMATORS), reference.ESTIMATORS),
+        (get_args(Estimator), reference.ESTIMATORS),
+        (get_args(Estimator), reference.REFERENCE),
         (get_args(Aggregation), reference.AGGREGATIONS),
     ],
 )

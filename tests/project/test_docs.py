@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from asyncrl.cli.main import COMMANDS
-from docs import generate
+from asyncrl.config.objective import PRESETS
+from docs import generate, objective_tables
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -61,6 +62,10 @@ def test_generated_parts_are_those_of_the_code() -> None:
     assert set(committed) == set(generate.PARTS)
     for name in set(committed) - MEASURED:
         assert committed[name] == generate.PARTS[name](), f"run `make docs`: {name} is out of date"
+
+
+def test_a_preset_has_no_key_that_its_formula_leaves_out() -> None:
+    assert {key for parts in PRESETS.values() for key in parts} <= set(objective_tables.KEYS)
 
 
 def test_the_tables_of_ages_are_the_models() -> None:
