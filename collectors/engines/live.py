@@ -129,8 +129,9 @@ class LiveModel:
                 f"weights {tuple(staged.weights)} are an adapter, and this engine keeps no base to add it to: in its "
                 "recipe weights.lora is not adapter"
             )
+        sums = self._base.served(staged)
         check_tied(self._tied, staged)
-        return self._base.served(staged)
+        return sums
 
     def _added(self, sums: ServedWeights) -> _Tensors:
         """The base with an adapter, tensor by tensor in the type that is served."""

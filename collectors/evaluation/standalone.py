@@ -8,6 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from asyncrl.buffers.concurrency import all_or_nothing, end_all
 from asyncrl.collectors.engines.base import Completion, Request, Sampling
 from asyncrl.collectors.evaluation.heldout import Evaluation, evaluate
@@ -46,7 +48,9 @@ async def evaluate_folder(
     as it takes: an engine that makes no token for `collector.group_timeout_s` ends it.
     """
     task, scorer = await asyncio.to_thread(task_parts, recipe, model_path)
-    fleet = Fleet(engine_makers(recipe, "eval", model_path))
+    # What is evaluated is whole: no engine has to keep a base for adapters.
+    whole = msgspec.structs.replace(recipe, weights=msgspec.structs.replace(recipe.weights, lora="merged"))
+    fleet = Fleet(engine_makers(whole, "eval", model_path))
     prompts = min(prompts, task.heldout_rows)
     sampled = 0
 
