@@ -20,14 +20,14 @@ from asyncrl.weights.image import DATA_START
 
 from .conftest import START_S
 from .models import TOLERANCE, full_forward, make_engine, next_weights, request, staged
+from .trees import VLLM, having
 
 PROMPT = (1, 2, 3, 4, 5)
 
 
 def vllm_processes(others: Collection[psutil.Process] = ()) -> list[psutil.Process]:
     """Those of this process's engines, but for `others`: a session may have another engine."""
-    found = psutil.Process().children(recursive=True)
-    return [child for child in found if "VLLM" in " ".join(child.cmdline()) and child not in others]
+    return [process for process in having(os.getpid(), VLLM) if process not in others]
 
 
 async def start(engine: VllmEngine, model: PreTrainedModel) -> None:

@@ -1,0 +1,58 @@
+"""Whole processes: the tiny recipe trains over vLLM with updates in flight, and a killed one leaves nothing behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pyarrow.parquet as pq
+import pytest
+
+from tests.processes import alive, within
+
+from .trees import VLLM, having
+
+OVER_VLLM = ("--set", "collector.engine.type=vllm", "--max-trajectory-age", "1")
+
+
+@pytest.mark.timeout(900)
+def test_the_tiny_recipe_learns_over_vllm_with_updates_in_flight(
+    cli: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    done = cli("run", "tiny-reverse", *OVER_VLLM, timeout=880)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    (folder,) = (tmp_path / "runs").iterdir()
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["steps"] == 60
+    assert summary["reward_last20"] >= 0.85
+    assert summary["age_max"] <= 1
+    crossed = 0
+    for part in (folder / "archive").glob("*.parquet"):
+        for row in pq.read_table(part).to_pylist():
+            versions = [version for version, trained in zip(row["versions"], row["loss_mask"], strict=True) if trained]
+            assert versions == sorted(versions)
+            assert row["trained_version"] - 1 <= versions[0]
+            crossed += versions[0] != versions[-1]
+    assert crossed > 0
+
+
+@pytest.mark.timeout(600)
+def test_a_killed_collector_leaves_no_process_of_vllm_behind(
+    begin: Callable[..., subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    run = begin("run", "tiny-reverse", *OVER_VLLM, "--set", "run.max_steps=100000")
+    found: list[psutil.Process] = []
+
+    def started() -> bool:
+        found[:] = having(run.pid, VLLM)
+        return len(found) >= 2
+
+    assert within(300, started), "vLLM did not start"
+    (collector,) = having(run.pid, "collector")
+    os.kill(collector.pid, signal.SIGKILL)
+    assert within(60, lambda: not any(alive(process.pid) for process in found))
