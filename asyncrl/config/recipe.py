@@ -12,7 +12,7 @@ from msgspec import Meta, field
 from msgspec.structs import force_setattr
 
 from asyncrl.config.objective import Objective, completed
-from asyncrl.config.rewards import Exact, Rewarded, RewardPart, Scored
+from asyncrl.config.rewards import Exact, RewardedTask, RewardPart, ScoringTask
 from asyncrl.config.section import NonNegative, Positive, Seconds, Section, Several
 
 BUILTIN_MODELS = ("builtin:tiny", "builtin:smollm2-135m")
@@ -61,20 +61,20 @@ class DataSource(Section, frozen=True, kw_only=True):
     shuffle: bool = True  # by run.seed and epoch; false: order of the file
 
 
-class ReverseTask(Scored, frozen=True, kw_only=True):
+class ReverseTask(ScoringTask, frozen=True, kw_only=True):
     """Built in: write a string of digits backwards."""
 
     type: Literal["reverse"] = "reverse"
     digits: tuple[Positive, Positive] = (3, 6)  # shortest and longest string
 
 
-class UppercaseTask(Scored, frozen=True, kw_only=True):
+class UppercaseTask(ScoringTask, frozen=True, kw_only=True):
     """Built in: write a common word in capitals, after two examples; for real models that are small."""
 
     type: Literal["uppercase"] = "uppercase"
 
 
-class SingleTurnTask(Rewarded, frozen=True, kw_only=True):
+class SingleTurnTask(RewardedTask, frozen=True, kw_only=True):
     """Prompts and answers from JSONL files; `data.train` has no default."""
 
     type: Literal["single-turn"] = "single-turn"
@@ -83,7 +83,7 @@ class SingleTurnTask(Rewarded, frozen=True, kw_only=True):
     rewards: list[RewardPart] = field(default_factory=lambda: [Exact()])
 
 
-class CustomTask(Scored, frozen=True, kw_only=True):
+class CustomTask(ScoringTask, frozen=True, kw_only=True):
     """A class of your own (`docs/tasks.md`)."""
 
     type: str  # module:Class, importable from the working folder

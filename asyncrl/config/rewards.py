@@ -47,7 +47,7 @@ Shaping = Format | Length | Overlong
 RewardPart = Exact | Shaping
 
 
-class Rewarded(Section, frozen=True, kw_only=True):
+class RewardedTask(Section, frozen=True, kw_only=True):
     """What every task has: its type, and what becomes of the sum of its reward parts."""
 
     type: str
@@ -55,8 +55,7 @@ class Rewarded(Section, frozen=True, kw_only=True):
     reward_clip: tuple[float, float] | None = None  # lowest and highest reward, after that; null: no bounds
 
 
-class Scored(Rewarded, frozen=True, kw_only=True):
+class ScoringTask(RewardedTask, frozen=True, kw_only=True):
     """A task that says itself what is right."""
 
-    type: str
     rewards: list[Shaping] = field(default_factory=list)  # added to the task's own score

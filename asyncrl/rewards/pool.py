@@ -76,7 +76,8 @@ class VerifierPool:
         self.counts: dict[str, int] = dict.fromkeys(("scored", *FAILURES), 0)
         self._start = msgspec.msgpack.encode(Start(factory, arguments, list(sys.path)))
         self._timeout_s = timeout_s
-        self._rule = rule
+        self._rule = rule or Rule()
+        self._shapes = rule is not None
         self._slots = [_Slot() for _ in range(workers)]
         self._idle: deque[_Slot] = deque()
         self._waiting: deque[_Call] = deque()
@@ -199,10 +200,9 @@ class VerifierPool:
             slot.worker = None
 
     def _finish(self, verdict: Verdict, weights: Mapping[str, float]) -> Score:
-        rule = self._rule or Rule()
         reward = outcome = math.nan
         if not verdict.failure:
-            reward, outcome = rule.reward(verdict.parts, weights), rule.outcome(verdict.parts, weights)
+            reward, outcome = self._rule.reward(verdict.parts, weights), self._rule.outcome(verdict.parts, weights)
             if complaint := odd_names(verdict.parts, self._names, weights):
                 verdict = Verdict(verdict.parts, INVALID, complaint)
             elif not (abs(reward) <= LARGEST_REWARD and abs(outcome) <= LARGEST_REWARD):
@@ -217,7 +217,7 @@ class VerifierPool:
                 # Later ones are only counted: a broken verifier fails each time.
                 logger.warning("%s: %s", verdict.failure, verdict.detail)
             return Score(verdict.parts, math.nan, verdict.failure)
-        return Score(verdict.parts, reward, "", None if self._rule is None else outcome)
+        return Score(verdict.parts, reward, "", outcome if self._shapes else None)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
