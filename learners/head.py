@@ -4,9 +4,11 @@ it, and when it is used."""
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -65,6 +67,22 @@ def head_for(model: PreTrainedModel, dtype: torch.dtype, *, tokens: int) -> Head
     if head is None or type(_layer(model)) is not nn.Linear:  # an adapter may have come to it
         return None
     return head if dtype != torch.float32 or tokens * len(_layer(model).weight) > predictions.LOGITS else None
+
+
+def float32_logits(model: PreTrainedModel) -> str | None:
+    """For a model without a known head: have its linear layer give float32 logits, whatever products run in elsewhere.
+    None = done, and what the model does with them beyond the layer is in float32 too; else this is the reason why not.
+    """
+    layer = _layer(model)
+    if type(layer) is not nn.Linear:
+        return f"its head is a {type(layer).__name__}"
+    layer.forward = partial(_float32_linear, layer)  # type: ignore[method-assign]
+    return None
+
+
+def _float32_linear(layer: nn.Linear, inputs: Tensor) -> Tensor:
+    with torch.autocast(inputs.device.type, enabled=False):
+        return F.linear(inputs.float(), layer.weight, layer.bias)
 
 
 def _layer(model: PreTrainedModel) -> Any:

@@ -10,7 +10,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from asyncrl.learners.forward import pack_attention
-from asyncrl.learners.head import Head, find_head
+from asyncrl.learners.head import Head, find_head, float32_logits
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +64,8 @@ def load_model(path: str | Path, dtype: str, attn: str, *, trust_remote_code: bo
     model.requires_grad_(True)
     head = find_head(model)
     if isinstance(head, str):
-        log.warning("%s computes all logits of a pass at once, in %s: %s", name, dtype, head)
+        rounded = float32_logits(model) if dtype != "float32" else None
+        log.warning("%s computes all logits of a pass at once, in %s: %s", name, dtype if rounded else "float32", head)
     known: Any = head if isinstance(head, Head) else None
     model.logprob_head = known
     reason = pack_attention(model) if attn in ("auto", "sdpa") else f"model.attn_implementation is {attn}"

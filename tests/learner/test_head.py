@@ -105,6 +105,29 @@ def test_a_model_that_does_more_with_its_logits_is_told_by_them(config: Any) -> 
     assert "log-probs differ by" in reason
 
 
+def test_such_a_models_logits_are_float32_in_bfloat16_too(tmp_path: Path) -> None:
+    """Control: as the model itself has them, they are not."""
+    build(GraniteConfig(**SHAPE, logits_scaling=0.5)).save_pretrained(tmp_path)
+    model = load_model(tmp_path, "bfloat16", "auto")
+    assert model.logprob_head is None
+    ids = torch.tensor([1, 5, 9, 3, 20, 11])
+
+    def logprobs() -> torch.Tensor:
+        with torch.no_grad():
+            return token_logprobs(model, ids, torch.tensor([0, 6]))[1:]
+
+    found = logprobs()
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        model.set_attn_implementation("sdpa")
+        hidden = model.base_model(input_ids=ids[None], use_cache=False).last_hidden_state[0]
+    exact = torch.log_softmax(hidden.double() @ model.lm_head.weight.detach().double().T / 0.5, dim=-1)
+    expected = exact[:-1].gather(1, ids[1:, None])[:, 0].float()
+    torch.testing.assert_close(logprobs(), expected, atol=1e-5, rtol=0)
+    torch.testing.assert_close(found, expected, atol=0.1, rtol=0)  # packed attention rounds elsewhere
+    del model.lm_head.forward
+    assert float((logprobs() - expected).abs().max()) > 1e-3
+
+
 def test_a_softcap_that_is_not_applied_would_be_told() -> None:
     """Negative control of the comparison that `find_head` makes."""
     model = build(CONFIGS["gemma2"])
