@@ -12,6 +12,7 @@ BENCHMARKS = {
     "scale": ("asyncrl.benchmarks.scale", "A thousand collectors on one store: tickets/s, p99, memory, waits."),
     "smollm2": ("asyncrl.benchmarks.smollm2", "A real model through an adapter: before, after, in minutes."),
     "soak": ("asyncrl.benchmarks.soak", "kill -9 in every phase of a run: is anything lost, or trained twice?"),
+    "staleness": ("asyncrl.benchmarks.staleness", "What old data cost in learning, correction by correction."),
     "sync-vs-async": ("asyncrl.benchmarks.sync_vs_async", "What asynchrony gains at each age, against the model."),
     "vs-trl": ("asyncrl.benchmarks.vs_trl", "Against TRL's GRPOTrainer: same model, prompts and cores."),
     "weights": ("asyncrl.benchmarks.weights", "New weights on their way to the engines, against a memcpy."),

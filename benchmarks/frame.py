@@ -99,6 +99,16 @@ def run(name: str, *, quick: bool, command: str, say: Say, **options: Any) -> Re
     )
 
 
+def draws(name: str) -> bool:
+    """Whether the benchmark `name` has a picture of its rows."""
+    return hasattr(importlib.import_module(BENCHMARKS[name][0]), "plot")
+
+
+def draw(result: Result, file: Path) -> None:
+    """Write the picture, a PNG, of a benchmark that `draws`."""
+    importlib.import_module(BENCHMARKS[result.name][0]).plot(result.rows, file)
+
+
 def machine() -> dict[str, Any]:
     """Where this runs. `load` is the 1-minute load average after the benchmark: above `cores`, others ran beside it."""
     return {
