@@ -54,13 +54,10 @@ def stepped(model_path: Any, make_row: Any, make_group: Any) -> Any:
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-@pytest.mark.parametrize("broken", [math.nan, -math.inf, math.inf], ids=str)
-def test_behaviour_logprobs_that_are_no_numbers_are_left_out_and_counted(
-    stepped: Any, preset: Preset, broken: float
-) -> None:
-    told, moved = stepped(preset, [-3.0, broken, -3.0, broken])
-    assert (told["nonfinite"], told["skipped"]) == (2, "")
-    assert told["tokens"] + sum(told["mask/tokens"].values()) == 6 * 4 - 2
+def test_behaviour_logprobs_that_are_no_numbers_are_left_out_and_counted(stepped: Any, preset: Preset) -> None:
+    told, moved = stepped(preset, [math.nan, -3.0, -math.inf, math.inf])
+    assert (told["nonfinite"], told["skipped"]) == (3, "")
+    assert told["tokens"] + sum(told["mask/tokens"].values()) == 6 * 4 - 3
     assert math.isfinite(told["loss"])
     assert math.isfinite(told["grad_norm"])
     assert moved > 0
