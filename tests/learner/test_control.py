@@ -24,7 +24,7 @@ from asyncrl.telemetry.text import event_line
 
 LIMIT_S = 60.0
 RECIPE = Recipe(
-    run=Run(name="control", max_steps=8),
+    run=Run(name="control", max_steps=6),
     buffer=Buffer(max_trajectory_age=2),
     collector=Collector(group_size=4),
     learner=Learner(
@@ -64,7 +64,7 @@ def saved_pace(run_dir: Path) -> tuple[int, Pace]:
 async def test_the_rate_follows_each_steps_own_data_and_a_resumed_learner_goes_on_to_the_bit(
     tmp_path: Path, model_path: Path, collector: Any, scripted: Any
 ) -> None:
-    buffer = scripted.StoppingBuffer(RECIPE, at=4)
+    buffer = scripted.StoppingBuffer(RECIPE, at=3)
     options: dict[str, Any] = {"run_dir": tmp_path, "model_path": model_path}
     collecting = asyncio.create_task(collector(buffer).run())
     async with asyncio.timeout(LIMIT_S):
@@ -75,7 +75,7 @@ async def test_the_rate_follows_each_steps_own_data_and_a_resumed_learner_goes_o
     records = read_metrics(tmp_path / "metrics.jsonl")
     events = {record["version"]: record for record in records if record.get("event") == "learning_rate"}
     steps = surviving_steps(records)
-    assert [step["lineage"] for step in steps] == [1] * 4 + [2] * 4
+    assert [step["lineage"] for step in steps] == [1] * 3 + [2] * 3
 
     # What the checkpoints have follows from what each step has measured, with no rounding and no step left out.
     pace, paces = Pace(), {}
@@ -89,10 +89,10 @@ async def test_the_rate_follows_each_steps_own_data_and_a_resumed_learner_goes_o
             assert (event["ess"], event["average"]) == (step["ess/sequence"], pace.average)
             assert event_line(event).startswith(f"learning rate x {pace.scale:.3f} from step {step['version']} on")
         paces[step["version"]] = pace = after_step(pace, step["ess/sequence"], limit=None)
-    assert stopped == (4, paces[4])
-    assert saved_pace(tmp_path) == (8, paces[8])
+    assert stopped == (3, paces[3])
+    assert saved_pace(tmp_path) == (6, paces[6])
     assert events, "no step was far enough from its data: the test has seen nothing"
-    assert paces[4].average < 1.0, "the resumed learner had nothing to go on from"
+    assert paces[3].average < 1.0, "the resumed learner had nothing to go on from"
 
 
 @pytest.mark.asyncio

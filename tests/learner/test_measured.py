@@ -22,7 +22,7 @@ from asyncrl.learners.limits import limits_of
 from asyncrl.learners.service import learn
 from asyncrl.telemetry.metrics import read_metrics, surviving_steps
 
-STEPS = 5
+STEPS = 4
 THRESHOLD, LOW, HIGH = 0.03, 0.8, 1.28
 WHOLE = {
     "ratio_mean": "ratio/mean",
@@ -47,7 +47,7 @@ def run_dir(
     make_group: Callable[..., Any],
     scripted: Any,
 ) -> Path:
-    """Five steps with tokens of age 0 to 2 and answers of 3 and 4 tokens, a rate at which clip and mask have work to
+    """Four steps with tokens of age 0 to 2 and answers of 3 and 4 tokens, a rate at which clip and mask have work to
     do, and all checkpoints kept."""
     recipe = Recipe(
         run=Run(name="measured", max_steps=STEPS),
