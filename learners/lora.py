@@ -72,8 +72,9 @@ def has_adapter(model: PreTrainedModel) -> bool:
     return hasattr(model, "adapter_base")
 
 
-def served_weights(model: PreTrainedModel) -> ServedWeights:
-    """What engines are to serve of `model`, with or without adapters. Tensors are live, not copies."""
+def served_weights(model: PreTrainedModel, dtype: str = "float32") -> ServedWeights:
+    """What engines are to serve of `model`, with or without adapters. Tensors are live, not copies; sums are made in
+    `dtype`, the rest `in_dtype` converts."""
     tensors, tied = model_tensors(model)
     if not has_adapter(model):
         return ServedWeights(tensors, tied)
@@ -102,7 +103,7 @@ def served_weights(model: PreTrainedModel) -> ServedWeights:
         weights=tuple(adapted),
         transposed=tuple(name for name, module in adapted.items() if module.fan_in_fan_out),
     )
-    return ServedWeights(parts, tied, adapter, factors)
+    return ServedWeights(parts, tied, adapter, factors, getattr(torch, dtype))
 
 
 def in_dtype(tensors: Iterable[tuple[str, torch.Tensor]], dtype: str) -> Iterator[tuple[str, torch.Tensor]]:

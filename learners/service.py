@@ -384,7 +384,7 @@ class _Learner:
             return 0.0
         self.enter(Phase.PUBLISHING)
         started = time.monotonic()
-        served = served_weights(self.trainer.whole)
+        served = served_weights(self.trainer.whole, self.recipe.model.dtype)
         fork = Weights(*self.lineages.forks[self.lineage])
         if self.recipe.weights.lora == "adapter":
             await asyncio.to_thread(self._gather)

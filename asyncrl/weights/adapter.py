@@ -30,7 +30,7 @@ class ServedWeights:
     """The weights of a model as engines hold them; iterating gives (name, tensor), adapters added one at a time.
 
     Names and order are those of a model without adapters. `tied`: alias -> source, as in `model_tensors`. `factors`: A
-    and B by the names under which they are published, float32. What an adapter changes is given in float32, all else as
+    and B by the names under which they are published, float32. What an adapter changes is given in `dtype`, all else as
     it is.
     """
 
@@ -38,12 +38,13 @@ class ServedWeights:
     tied: Mapping[str, str]
     adapter: Adapter | None = None
     factors: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    dtype: torch.dtype = torch.float32
 
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
         adapted = set(self.adapter.weights) if self.adapter else set()
         for name, tensor in self.parts:
             if name in adapted:
-                tensor = self.sum(name, tensor, torch.empty_like(tensor, dtype=torch.float32))
+                tensor = self.sum(name, tensor, torch.empty_like(tensor, dtype=self.dtype))
             yield name, tensor
 
     def sum(self, name: str, base: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
@@ -73,17 +74,18 @@ def add(
 
     base, out: [rows, columns] of any type of float; left [rows, r] and right [r, columns], float32.
     """
-    rank, columns = right.shape
-    rows = max(1, (CPU_TILE if base.device.type == "cpu" else GPU_TILE) // max(1, columns))
+    columns = right.shape[1]
+    tile_size = CPU_TILE if base.device.type == "cpu" else GPU_TILE
+    rows = min(len(base), max(1, tile_size // max(1, columns)))
     total, product = torch.empty((2, rows, columns), dtype=torch.float32, device=base.device)
-    right = right.contiguous()
-    for start in range(0, base.shape[0], rows):
+    across = right.contiguous().unbind()
+    for start in range(0, len(base), max(1, rows)):
         tile = slice(start, start + rows)
-        count = len(base[tile])
-        sums, term, weights = total[:count], product[:count], left[tile]
-        torch.mul(weights[:, :1], right[0], out=sums)
-        for k in range(1, rank):
-            torch.mul(weights[:, k : k + 1], right[k], out=term)
+        down = left[tile].unsqueeze(2).unbind(1)
+        sums, term = total[: len(down[0])], product[: len(down[0])]
+        torch.mul(down[0], across[0], out=sums)
+        for column, row in zip(down[1:], across[1:], strict=True):
+            torch.mul(column, row, out=term)
             sums.add_(term)
         out[tile].copy_(sums.mul_(scale).add_(base[tile]))
     return out

@@ -59,7 +59,7 @@ class Learner:
         for parameter in self.model.parameters():
             if parameter.requires_grad:
                 parameter.data = torch.randn(parameter.shape, generator=generator) * 0.1
-        return served_weights(self.model)
+        return served_weights(self.model, self.dtype)
 
     def merged(self, version: int) -> Image:
         served = self.train(version)
