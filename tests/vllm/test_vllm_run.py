@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
-import psutil
 import pyarrow.parquet as pq
 import pytest
 
@@ -17,6 +14,7 @@ from tests.processes import alive, within
 
 from .trees import VLLM, having
 
+ROOT = Path(__file__).parents[2]
 OVER_VLLM = ("--set", "collector.engine.type=vllm", "--max-trajectory-age", "1")
 
 
@@ -42,17 +40,14 @@ def test_the_tiny_recipe_learns_over_vllm_with_updates_in_flight(
 
 
 @pytest.mark.timeout(600)
-def test_a_killed_collector_leaves_no_process_of_vllm_behind(
-    begin: Callable[..., subprocess.Popen[str]], tmp_path: Path
+def test_a_process_that_is_killed_leaves_nothing_of_vllm_behind(
+    start: Callable[..., subprocess.Popen[str]], tmp_path: Path
 ) -> None:
-    run = begin("run", "tiny-reverse", *OVER_VLLM, "--set", "run.max_steps=100000")
-    found: list[psutil.Process] = []
-
-    def started() -> bool:
-        found[:] = having(run.pid, VLLM)
-        return len(found) >= 2
-
-    assert within(300, started), "vLLM did not start"
-    (collector,) = having(run.pid, "collector")
-    os.kill(collector.pid, signal.SIGKILL)
-    assert within(60, lambda: not any(alive(process.pid) for process in found))
+    """Nobody watches it, as nobody watches a collector that was started by hand."""
+    process = start("-m", "tests.vllm.orphan_child", str(tmp_path), cwd=ROOT)
+    assert process.stdout is not None
+    assert any(line == "serving\n" for line in process.stdout), "it ended"
+    found = having(process.pid, VLLM)
+    assert len(found) >= 2
+    process.kill()
+    assert within(60, lambda: not any(alive(child.pid) for child in found))
