@@ -151,8 +151,8 @@ def run_all(settings: Sequence[Setting], journal: Journal, say: Say) -> dict[Set
 
 
 def _finished(settings: Sequence[Setting]) -> Iterator[tuple[Setting, Outcome]]:
-    """In the order in which they end. Raises multiprocessing.TimeoutError after RUN_LIMIT_S without one: a process that
-    was killed gives no answer."""
+    """In the order in which they end. Raises RuntimeError after RUN_LIMIT_S without one: a killed process gives no
+    answer."""
     if not settings:
         return
     processes = min(PROCESSES, os.cpu_count() or 1, len(settings))
@@ -160,7 +160,14 @@ def _finished(settings: Sequence[Setting]) -> Iterator[tuple[Setting, Outcome]]:
     with context.Pool(processes, initializer=_prepare) as pool:
         results = pool.imap_unordered(run, settings)
         for _ in settings:
-            yield results.next(timeout=RUN_LIMIT_S)
+            try:
+                found = results.next(timeout=RUN_LIMIT_S)
+            except multiprocessing.TimeoutError:
+                raise RuntimeError(
+                    f"no run has ended for {RUN_LIMIT_S:.0f} s: a process was killed, or the machine is busy. What is "
+                    "finished is kept; call it again"
+                ) from None
+            yield found
 
 
 def _prepare() -> None:

@@ -37,7 +37,7 @@ def draw(rows: Sequence[Mapping[str, Any]], file: Path) -> None:
             panel.grid(alpha=0.3)
             panel.set_xticks(range(len(lags)), [str(lag) for lag in lags])
         axes[0, column].set_title(f"learning rate {rate:g}")
-        axes[-1, column].set_xlabel("lag: updates between the policy that samples and the one that is trained")
+        axes[-1, column].set_xlabel("lag, updates")
     for panel, label in zip(axes[:, 0], HEIGHTS.values(), strict=True):
         panel.set_ylabel(label)
     axes[0, -1].legend(loc="center left", bbox_to_anchor=(1.02, 0.5), frameon=False)

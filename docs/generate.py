@@ -26,7 +26,7 @@ from asyncrl.config.resolved import dump
 from asyncrl.config.section import Section
 from asyncrl.config.sft import SftRecipe
 from asyncrl.telemetry.names import BUCKET, EVENTS, STEP
-from docs import objective_tables
+from docs import objective_tables, staleness_tables
 from docs.transcripts import run_again
 
 DOCS = Path(__file__).parent
@@ -283,6 +283,7 @@ def price(row: dict[str, Any]) -> str:
 
 PARTS: dict[str, Callable[[], str]] = {
     **objective_tables.PARTS,
+    **staleness_tables.PARTS_OF_PAGES,
     "age_bound_costs": age_bound_costs,
     "recipe_reference": recipe_reference,
     "sft_reference": sft_reference,

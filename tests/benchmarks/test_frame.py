@@ -6,10 +6,13 @@ import json
 import subprocess
 import sys
 
+import click
 import pytest
 
 from asyncrl.benchmarks import BENCHMARKS
 from asyncrl.benchmarks.frame import Result, Target, machine, options_of, run
+from asyncrl.cli.bench import bench
+from asyncrl.cli.errors import Failure
 
 
 @pytest.mark.parametrize(
@@ -59,3 +62,16 @@ def test_the_list_of_benchmarks_loads_nothing_heavy() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_picture_that_cannot_be_drawn_is_refused_before_anything_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    def measured(*_: object, **__: object) -> None:
+        raise AssertionError("measured")
+
+    monkeypatch.setattr("asyncrl.benchmarks.frame.run", measured)
+    for name in ("honest-ages", "all"):
+        with pytest.raises(click.UsageError, match=f"--plot is an option of staleness, {name} has no picture"):
+            bench.main([name, "--plot", "x.png"], standalone_mode=False)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(Failure, match=r"pip install 'asyncrl\[plot\]'"):
+        bench.main(["staleness", "--plot", "x.png"], standalone_mode=False)
