@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,6 +20,7 @@ from asyncrl.collectors.engines.transformers import TransformersEngine
 from asyncrl.collectors.engines.vllm import VllmEngine
 from asyncrl.staleness import Weights
 from asyncrl.weights.base import WeightsError
+from asyncrl.weights.manifest import combined_checksum
 
 from .models import SLOTS, TOLERANCE, full_forward, next_weights, replay, request, staged
 
@@ -89,15 +90,9 @@ async def test_members_differ_by_seed_and_a_seed_says_what_is_sampled(engine: Vl
 
 async def test_what_goes_on_draws_other_numbers_than_what_it_goes_on_from(engine: VllmEngine) -> None:
     whole = await engine.generate(request("a", seed=7, max_tokens=30))
-    fresh, rest = (
-        Request(**{**vars_of(request("b", seed=7, max_tokens=30)), "position": position}) for position in (0, 10)
-    )
+    fresh, rest = (replace(request("b", seed=7, max_tokens=30), position=position) for position in (0, 10))
     assert (await engine.generate(fresh)).token_ids.tolist() == whole.token_ids.tolist()
     assert (await engine.generate(rest)).token_ids.tolist() != whole.token_ids.tolist()
-
-
-def vars_of(r: Request) -> dict[str, Any]:
-    return {name: getattr(r, name) for name in r.__dataclass_fields__}
 
 
 async def test_a_stop_token_ends_the_answer_and_is_part_of_it(engine: VllmEngine) -> None:
@@ -295,7 +290,7 @@ async def test_weights_without_a_checksum_are_served_and_hashed_when_asked(
     engine: VllmEngine, other: PreTrainedModel
 ) -> None:
     unhashed = staged(other, next_weights(engine))
-    expected, unhashed = unhashed.checksum, type(unhashed)(unhashed.weights, unhashed.tensors, unhashed.tied, "")
+    expected, unhashed = unhashed.checksum, replace(unhashed, checksum="")
     await engine.stage(unhashed)
     await engine.activate()
     assert engine.checksum == ""
@@ -303,6 +298,22 @@ async def test_weights_without_a_checksum_are_served_and_hashed_when_asked(
     np.testing.assert_allclose(completion.logprobs, full_forward(other, PROMPT, completion), atol=TOLERANCE)
     assert await engine.verify() == (unhashed.weights, expected)
     assert await engine.verify() == (unhashed.weights, expected)
+
+
+async def test_logprobs_that_are_no_numbers_end_an_answer_with_an_error(
+    engine: VllmEngine, model: PreTrainedModel
+) -> None:
+    broken = staged(model, next_weights(engine))
+    broken.tensors["model.norm.weight"].fill_(float("nan"))
+    await engine.stage(replace(broken, checksum=combined_checksum(broken.tensors.items())))
+    await engine.activate()
+    completion = await engine.generate(request("a"))
+    assert completion.finish_reason == "error"
+    assert "nan" in completion.error
+    assert len(completion.token_ids) == len(completion.logprobs) == len(completion.versions) == 0
+    await activate(engine, model)
+    completion = await engine.generate(request("b"))
+    np.testing.assert_allclose(completion.logprobs, full_forward(model, PROMPT, completion), atol=TOLERANCE)
 
 
 REFUSED = {
@@ -365,7 +376,7 @@ async def test_weights_that_do_not_fit_are_refused_before_anything_is_loaded(
         case "untied":
             tied.clear()
     with pytest.raises(WeightsError, match=UNFIT[case]):
-        await engine.stage(type(good)(good.weights, tensors, tied, good.checksum))
+        await engine.stage(replace(good, tensors=tensors, tied=tied))
     with pytest.raises(WeightsError, match="stage"):
         await engine.activate()
     completion = await engine.generate(request("a"))
