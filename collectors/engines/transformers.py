@@ -8,7 +8,6 @@ and lists that one side only writes and the other only reads.
 from __future__ import annotations
 
 import asyncio
-import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -25,6 +24,7 @@ from transformers import PreTrainedModel
 from asyncrl.collectors.engines.base import Completion, Engine, EngineError, KvMode, Request
 from asyncrl.collectors.engines.decode import Decoder, Generation
 from asyncrl.collectors.engines.live import LiveModel, load_base, load_model
+from asyncrl.collectors.engines.refusal import refusal
 from asyncrl.collectors.engines.spans import Served
 from asyncrl.staleness import Weights
 from asyncrl.weights.adapter import Base
@@ -228,27 +228,12 @@ class TransformersEngine(Engine):
 
     def _admit(self, request: Request) -> Generation:
         """The request as something that runs. Raises ValueError if it cannot be served exactly."""
-        sampling, length = request.sampling, len(request.token_ids)
-
-        def refuse(why: str) -> ValueError:
-            return ValueError(f"request {request.id}: {why}")
-
+        why = refusal(request, limit=self._limit, vocabulary=self._vocabulary)
         if request.id in self._active:
-            raise refuse("a request of this id is running: ids must be unique")
-        if sampling.top_p != 1.0 or sampling.top_k != -1:
-            raise refuse(
-                f"top_p {sampling.top_p} / top_k {sampling.top_k}: this engine has no exact log-probabilities under "
-                "truncation; use top_p 1.0 and top_k -1"
-            )
-        if not (math.isfinite(sampling.temperature) and sampling.temperature >= 0):
-            raise refuse(f"temperature {sampling.temperature} is not a number >= 0")
-        if sampling.max_tokens < 1:
-            raise refuse(f"max_tokens {sampling.max_tokens} leaves nothing to sample")
-        if not 0 < length < self._limit:
-            raise refuse(f"a prompt of {length} tokens; this model takes 1 to {self._limit - 1}")
-        if min(request.token_ids) < 0 or max(request.token_ids) >= self._vocabulary:
-            raise refuse(f"a prompt token is outside the model's vocabulary of {self._vocabulary}")
-        return Generation(request, budget=min(sampling.max_tokens, self._limit - length))
+            why = "a request of this id is running: ids must be unique"
+        if why:
+            raise ValueError(f"request {request.id}: {why}")
+        return Generation(request, budget=min(request.sampling.max_tokens, self._limit - len(request.token_ids)))
 
     def _finish(self, finished: Sequence[Generation]) -> None:
         for generation in finished:

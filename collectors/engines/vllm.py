@@ -23,14 +23,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from asyncrl.buffers.concurrency import in_thread
 from asyncrl.collectors.engines.base import Completion, Engine, EngineError, KvMode, Request
 from asyncrl.collectors.engines.parts import continued, joined
+from asyncrl.collectors.engines.refusal import refusal
 from asyncrl.collectors.engines.spans import Served
 from asyncrl.collectors.engines.vllm_request import (
     Answer,
     completion_of,
     label_of,
     prompt_of,
-    refusal,
     sampling_params,
+    too_cold,
 )
 from asyncrl.collectors.engines.vllm_tether import OWNER
 from asyncrl.staleness import Weights
@@ -172,7 +173,7 @@ class VllmEngine(Engine):
             raise self._error()
         if self._served is None:
             raise EngineError(f"engine {self.name} serves nothing yet: stage and activate weights before generate()")
-        why = refusal(request, limit=self._limit, vocabulary=self._vocabulary)
+        why = refusal(request, limit=self._limit, vocabulary=self._vocabulary) or too_cold(request)
         if request.id in self._running:
             why = "a request of this id is running: ids must be unique"
         if why:

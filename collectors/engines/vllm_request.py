@@ -23,25 +23,10 @@ FINISHED: dict[str, FinishReason] = {"stop": "stop", "length": "length", "abort"
 """vLLM's ends; all others are errors."""
 
 
-def refusal(request: Request, *, limit: int, vocabulary: int) -> str:
-    """Why the request cannot be served exactly by a model of `limit` tokens; "" if it can."""
-    sampling, length = request.sampling, len(request.token_ids)
-    if sampling.top_p != 1.0 or sampling.top_k != -1:
-        return (
-            f"top_p {sampling.top_p} / top_k {sampling.top_k}: the learner has no log-probabilities under truncation "
-            "to compare with; use top_p 1.0 and top_k -1"
-        )
-    if not (math.isfinite(sampling.temperature) and sampling.temperature >= 0):
-        return f"temperature {sampling.temperature} is not a number >= 0"
-    if 0 < sampling.temperature < COLDEST:
-        return f"temperature {sampling.temperature}: vLLM has none between 0 and {COLDEST}"
-    if sampling.max_tokens < 1:
-        return f"max_tokens {sampling.max_tokens} leaves nothing to sample"
-    if not 0 < length < limit:
-        return f"a prompt of {length} tokens; this model takes 1 to {limit - 1}"
-    if min(request.token_ids) < 0 or max(request.token_ids) >= vocabulary:
-        return f"a prompt token is outside the model's vocabulary of {vocabulary}"
-    return ""
+def too_cold(request: Request) -> str:
+    """Why vLLM cannot sample at the request's temperature as it is; "" if it can."""
+    temperature = request.sampling.temperature
+    return f"temperature {temperature}: vLLM has none between 0 and {COLDEST}" if 0 < temperature < COLDEST else ""
 
 
 def prompt_of(request: Request, served: Served) -> dict[str, Any]:

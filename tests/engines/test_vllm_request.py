@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from asyncrl.collectors.engines.base import EngineError, Request, Sampling
 from asyncrl.collectors.engines.spans import Served
 from asyncrl.collectors.engines.vllm import VllmEngine
-from asyncrl.collectors.engines.vllm_request import Answer, label_of, prompt_of, refusal, seed_of, served_of
+from asyncrl.collectors.engines.vllm_request import Answer, label_of, prompt_of, seed_of, served_of, too_cold
 from asyncrl.staleness import Weights
 
 REQUEST = Request("a", "g", "s", (1, 2, 3), Sampling(), seed=5)
@@ -106,15 +106,9 @@ def test_what_goes_on_has_a_seed_of_its_own(seed: int, position: int) -> None:
     assert 0 <= seed_of(replace(begun, position=position)) < 2**63
 
 
-def test_what_can_be_served_exactly_is_not_refused() -> None:
-    for temperature in (0.0, 0.01, 1.0, 7.0):
-        request = replace(REQUEST, sampling=Sampling(temperature=temperature))
-        assert refusal(request, limit=4, vocabulary=4) == ""
-    assert "takes 1 to 2" in refusal(REQUEST, limit=3, vocabulary=4)
-    assert "vocabulary of 3" in refusal(REQUEST, limit=4, vocabulary=3)
-    assert "none between 0 and 0.01" in refusal(
-        replace(REQUEST, sampling=Sampling(temperature=0.0099)), limit=4, vocabulary=4
-    )
+@pytest.mark.parametrize(("temperature", "fits"), [(0.0, True), (0.0099, False), (0.01, True), (7.0, True)])
+def test_a_temperature_that_vllm_would_raise_is_refused(temperature: float, fits: bool) -> None:
+    assert (too_cold(replace(REQUEST, sampling=Sampling(temperature=temperature))) == "") == fits
 
 
 @pytest.mark.asyncio

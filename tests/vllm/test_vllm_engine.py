@@ -317,8 +317,8 @@ async def test_logprobs_that_are_no_numbers_end_an_answer_with_an_error(
 
 
 REFUSED = {
-    "top_p": ({"top_p": 0.9}, "no log-probabilities under truncation"),
-    "top_k": ({"top_k": 5}, "no log-probabilities under truncation"),
+    "top_p": ({"top_p": 0.9}, "no exact log-probabilities under truncation"),
+    "top_k": ({"top_k": 5}, "no exact log-probabilities under truncation"),
     "cold": ({"temperature": 0.001}, "none between 0 and 0.01"),
     "negative": ({"temperature": -1.0}, "is not a number >= 0"),
     "nothing": ({"max_tokens": 0}, "leaves nothing to sample"),
