@@ -31,8 +31,8 @@ def test_the_sides_agree_each_has_a_memory_of_its_own_and_its_end_is_named() -> 
     assert 2 * logits < found["plain"].bytes < 5 * logits
     for name in ("blocks", "spread"):
         assert _apart(found[name].values, found["plain"].values, SMALL.tokens) < loss.APART
-        # All logits fit into what may be kept here; beside them there are one or two blocks.
-        assert 0.8 * logits < found[name].bytes < 2.2 * logits
+        # All logits fit into what may be kept here; beside them there are two or three blocks, and what malloc holds.
+        assert 0.8 * logits < found[name].bytes < 3 * logits
 
 
 def test_other_logprobs_or_gradients_would_be_told() -> None:
