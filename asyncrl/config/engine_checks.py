@@ -1,9 +1,11 @@
-"""Rules of the engine: what of vLLM's own arguments a recipe may give it."""
+"""Rules of the engine: what of vLLM's own arguments a recipe may give it, and where a server may be."""
 
 from __future__ import annotations
 
-from asyncrl.config.errors import RecipeError
-from asyncrl.config.recipe import Recipe, VllmEngine
+from urllib.parse import urlsplit
+
+from asyncrl.config.errors import RecipeError, quoted
+from asyncrl.config.recipe import Recipe, VllmEngine, VllmServerEngine
 
 ELSEWHERE = {
     "model": "model.path",
@@ -53,8 +55,20 @@ UNREAD = frozenset(
 def check_engine(recipe: Recipe) -> None:
     """Raise RecipeError for a section `collector.engine` that contradicts itself or the rest."""
     engine = recipe.collector.engine
-    if not isinstance(engine, VllmEngine):
+    if not isinstance(engine, VllmEngine | VllmServerEngine):
         return
+    if isinstance(engine, VllmEngine):
+        _check_arguments(engine)
+    else:
+        _check_server(engine, engines=recipe.collector.engines)
+    if recipe.run.deterministic:
+        raise RecipeError(
+            f"run.deterministic is true, but collector.engine.type {engine.type} does not promise the same tokens "
+            "again. Use transformers"
+        )
+
+
+def _check_arguments(engine: VllmEngine) -> None:
     for name in engine.extra_args:
         key = f"collector.engine.extra_args.{name}"
         if name in ELSEWHERE:
@@ -66,8 +80,22 @@ def check_engine(recipe: Recipe) -> None:
                 f"{key}: what such an engine serves cannot be read back tensor by tensor and compared with what was "
                 "published, in this version. Remove it"
             )
-    if recipe.run.deterministic:
+
+
+def _check_server(engine: VllmServerEngine, *, engines: int) -> None:
+    url = urlsplit(engine.url)
+    if url.scheme not in ("http", "https") or not url.hostname or url.query or url.fragment:
         raise RecipeError(
-            "run.deterministic is true, but collector.engine.type vllm does not promise the same tokens again. Use "
-            "transformers"
+            f"collector.engine.url is {quoted(engine.url)}; it must be the address of a vLLM server, such as "
+            "http://127.0.0.1:8000"
+        )
+    if url.username or url.password:
+        raise RecipeError(
+            f"collector.engine.url is {quoted(engine.url)}, with a name or password in it. A vLLM server takes an "
+            "API key: put it into an environment variable and name that in collector.engine.api_key_env"
+        )
+    if engines > 1:
+        raise RecipeError(
+            f"collector.engines is {engines}, but there is one server at collector.engine.url, and each needs its own. "
+            "Use 1, and start another collector for another server"
         )

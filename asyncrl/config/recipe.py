@@ -126,6 +126,15 @@ class VllmEngine(Section, frozen=True, kw_only=True):
     extra_args: dict[str, Any] = field(default_factory=dict)  # other arguments of vLLM's EngineArgs
 
 
+class VllmServerEngine(Section, frozen=True, kw_only=True):
+    """A vLLM server that runs already, on this host (`docs/engines.md`): of the extra `vllm-server`."""
+
+    type: Literal["vllm-server"] = "vllm-server"
+    url: str  # a collector that joins may set another
+    api_key_env: str | None = None  # environment variable with the server's API key; null: it wants none
+    slots: Positive | None = None  # requests an engine decodes at once; null: as many as admission can fill
+
+
 class SimulatedEngine(Section, frozen=True, kw_only=True):
     """No model, for benchmarks: lengths are a pure function of seed, ticket and member; a token takes a fixed time."""
 
@@ -136,7 +145,7 @@ class SimulatedEngine(Section, frozen=True, kw_only=True):
     cv: Annotated[float, Meta(ge=0)] = 1.0  # coefficient of variation of the log-normal lengths
 
 
-Engine = TransformersEngine | VllmEngine | SimulatedEngine
+Engine = TransformersEngine | VllmEngine | VllmServerEngine | SimulatedEngine
 
 
 class SamplingConfig(Section, frozen=True, kw_only=True):

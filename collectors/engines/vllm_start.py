@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from asyncrl.collectors.engines.base import EngineError
+from asyncrl.collectors.engines.vllm_about import LOGPROBS, TRANSFER
 from asyncrl.collectors.engines.vllm_tether import OWNER
 
 if TYPE_CHECKING:
@@ -52,8 +53,8 @@ def start_vllm(slots: int, arguments: Mapping[str, Any]) -> AsyncLLM:
             max_num_seqs=slots,
             skip_tokenizer_init=True,  # ids go in, ids come out
             generation_config="vllm",  # the model folder's own sampling defaults change nothing
-            logprobs_mode="processed_logprobs",
-            weight_transfer_config=WeightTransferConfig(backend="asyncrl"),
+            logprobs_mode=LOGPROBS,
+            weight_transfer_config=WeightTransferConfig(backend=TRANSFER),
             worker_extension_cls="asyncrl.collectors.engines.vllm_worker.WorkerPart",
             disable_log_stats=True,
         )

@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import torch
 import xxhash
 from vllm.distributed.weight_transfer.base import (
@@ -27,15 +28,15 @@ from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+from vllm.platforms import current_platform
 
 from asyncrl.collectors.engines import vllm_tether
+from asyncrl.collectors.engines.vllm_about import TRANSFER, About
 from asyncrl.collectors.engines.vllm_served import ServedModel
 from asyncrl.weights.base import StagedWeights, WeightsError
 from asyncrl.weights.manifest import Form, combine, tensor_bytes
+from asyncrl.weights.reach import here
 from asyncrl.weights.shm import ShmReceiver
-
-BACKEND = "asyncrl"
-"""The name under which vLLM knows the transfer."""
 
 MAP_S = 60.0
 """For mapping an image, of which nothing is copied or hashed: it only bounds what hangs."""
@@ -93,7 +94,7 @@ class ImageTransfer(WeightTransferEngine):  # type: ignore[misc]
         self._receiver.close()
 
 
-WeightTransferEngineFactory.register_engine(BACKEND, ImageTransfer)
+WeightTransferEngineFactory.register_engine(TRANSFER, ImageTransfer)
 
 # At each update it warns of layers without weights of their own (a tied head, rotary tables): `prove` knows better.
 logging.getLogger("vllm.model_executor.model_loader.reload.layerwise").setLevel(logging.ERROR)
@@ -156,8 +157,37 @@ class WorkerPart:
     """Mixed into vLLM's worker, whose attributes it uses: what the adapter calls in the worker. What is wrong with the
     weights is returned, in words, for vLLM would turn an exception into a traceback of three processes."""
 
+    vllm_config: Any
     weight_transfer_engine: ImageTransfer
+    _weight_update_active: bool
     asyncrl_proof: Proof | None = None
+
+    def asyncrl_about(self) -> dict[str, Any]:
+        """An `About`, for a server whose configuration nobody here has chosen."""
+        config = self.vllm_config
+        transforms = {
+            "--quantization": config.model_config.quantization is not None,
+            "--enable-lora": config.lora_config is not None,
+            "--speculative-config": config.speculative_config is not None,
+            "--enable-expert-parallel": config.parallel_config.enable_expert_parallel,
+        }
+        about = About(
+            memory=here().memory,
+            transfer="" if config.weight_transfer_config is None else config.weight_transfer_config.backend,
+            logprobs_mode=str(config.model_config.logprobs_mode),
+            dtype=str(config.model_config.dtype).removeprefix("torch."),
+            slots=config.scheduler_config.max_num_seqs,
+            max_length=config.model_config.max_model_len,
+            vocabulary=config.model_config.get_vocab_size(),
+            workers=config.parallel_config.world_size_across_dp,
+            api_processes=config.parallel_config._api_process_count,
+            transforms=tuple(name for name, used in transforms.items() if used),
+            cpu=current_platform.is_cpu(),
+            chunked_prefill=config.scheduler_config.enable_chunked_prefill,
+            updating=self._weight_update_active,
+        )
+        found: dict[str, Any] = msgspec.to_builtins(about)
+        return found
 
     def asyncrl_check(self, forms: Sequence[Sequence[Any]], tied: dict[str, str]) -> str:
         """What `ServedModel.check` says against weights of these (name, dtype, shape); "" = nothing."""

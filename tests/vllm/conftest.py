@@ -1,18 +1,19 @@
-"""A vLLM engine takes half a minute to start: one serves all tests of a session that leave it alive."""
+"""A vLLM takes half a minute to start: one of either kind serves all tests of a session that leave it alive."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
 from transformers import PreTrainedModel
 
-from asyncrl.collectors.engines.vllm import VllmEngine
+from asyncrl.collectors.engines.vllm_base import VllmBase
 
 from .models import make_engine, make_model, next_weights, staged
+from .server import FOR_ASYNCRL, Server, make_server_engine, serving
 
 START_S = 300.0
 """On a loaded machine; an idle one takes 20 s."""
@@ -26,9 +27,19 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def shared_engine(saved: Path) -> AsyncIterator[VllmEngine]:
-    engine = make_engine(saved)
+@pytest.fixture(scope="session")
+def server(saved: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """One that asyncrl can use, and that these tests leave alive."""
+    with serving(saved, tmp_path_factory.mktemp("server") / "log", *FOR_ASYNCRL, limit_s=START_S) as found:
+        yield found
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session", params=["own processes", "server"])
+async def shared_engine(request: pytest.FixtureRequest, saved: Path) -> AsyncIterator[VllmBase]:
+    if request.param == "server":
+        engine: VllmBase = make_server_engine(request.getfixturevalue("server").url)
+    else:
+        engine = make_engine(saved)
     async with asyncio.timeout(START_S):
         await engine.start()
     yield engine
@@ -36,7 +47,7 @@ async def shared_engine(saved: Path) -> AsyncIterator[VllmEngine]:
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def engine(shared_engine: VllmEngine, model: PreTrainedModel) -> VllmEngine:
+async def engine(shared_engine: VllmBase, model: PreTrainedModel) -> VllmBase:
     """It serves `model`."""
     await shared_engine.stage(staged(model, next_weights(shared_engine)))
     await shared_engine.activate()

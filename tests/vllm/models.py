@@ -25,6 +25,7 @@ from transformers import (
 
 from asyncrl.collectors.engines.base import Completion, Request, Sampling
 from asyncrl.collectors.engines.vllm import VllmEngine
+from asyncrl.collectors.engines.vllm_base import VllmBase
 from asyncrl.staleness import Weights
 from asyncrl.weights.base import StagedWeights
 from asyncrl.weights.manifest import combined_checksum, model_tensors
@@ -88,7 +89,7 @@ def make_engine(path: Path, *, slots: int = SLOTS, dtype: str = "float32") -> Vl
     )
 
 
-def next_weights(engine: VllmEngine) -> Weights:
+def next_weights(engine: VllmBase) -> Weights:
     """A version that is newer than the one served."""
     return Weights(1, 1) if engine.serving is None else Weights(1, engine.serving.version + 1)
 

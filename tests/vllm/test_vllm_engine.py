@@ -1,4 +1,5 @@
-"""The engine from outside: what is sampled, with which log-probability, under which weights."""
+"""The engine from outside: what is sampled, with which log-probability, under which weights; the same over processes of
+its own and over a server."""
 
 from __future__ import annotations
 
@@ -7,40 +8,44 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from transformers import PreTrainedModel
 
-from asyncrl.collectors.engines import vllm as adapter
+from asyncrl.collectors.engines import vllm_base as adapter
 from asyncrl.collectors.engines.base import Completion, KvMode, Request
 from asyncrl.collectors.engines.spans import Served
 from asyncrl.collectors.engines.transformers import TransformersEngine
-from asyncrl.collectors.engines.vllm import VllmEngine
+from asyncrl.collectors.engines.vllm_base import VllmBase
+from asyncrl.collectors.engines.vllm_client import VllmClient
 from asyncrl.staleness import Weights
 from asyncrl.weights.base import WeightsError
 from asyncrl.weights.manifest import combined_checksum
 
+from .conftest import START_S
 from .models import SLOTS, TOLERANCE, full_forward, next_weights, replay, request, staged
 
-pytestmark = pytest.mark.asyncio(loop_scope="session")
+# The first test of each kind of engine waits for its start as well.
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(START_S + 120)]
 
 PROMPT = (1, 2, 3, 4, 5)
 LONG = tuple(range(60)) * 5  # 300 tokens: two whole blocks of vLLM's cache, which has 128 a block on a CPU
 
 
-async def until_progress(engine: VllmEngine, ids: Sequence[str], tokens: int) -> None:
+async def until_progress(engine: VllmBase, ids: Sequence[str], tokens: int) -> None:
     async with asyncio.timeout(60):
         while min(map(engine.progress, ids)) < tokens:  # noqa: ASYNC110 - progress is polled by contract
             await asyncio.sleep(0.005)
 
 
-def begin(engine: VllmEngine, *requests: Request) -> list[asyncio.Task[Completion]]:
+def begin(engine: VllmBase, *requests: Request) -> list[asyncio.Task[Completion]]:
     return [asyncio.create_task(engine.generate(request)) for request in requests]
 
 
-async def activate(engine: VllmEngine, model: PreTrainedModel, kv: KvMode = "keep") -> Weights:
+async def activate(engine: VllmBase, model: PreTrainedModel, kv: KvMode = "keep") -> Weights:
     weights = next_weights(engine)
     await engine.stage(staged(model, weights))
     assert await engine.activate(kv) == weights == engine.serving
@@ -49,7 +54,7 @@ async def activate(engine: VllmEngine, model: PreTrainedModel, kv: KvMode = "kee
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7, 0.0])
 async def test_logprobs_are_those_of_a_plain_forward(
-    engine: VllmEngine, model: PreTrainedModel, temperature: float
+    engine: VllmBase, model: PreTrainedModel, temperature: float
 ) -> None:
     requests = [request(f"r{n}", LONG[: 5 + 60 * n], seed=n, temperature=temperature, max_tokens=40) for n in range(6)]
     for r, completion in zip(requests, await asyncio.gather(*begin(engine, *requests)), strict=True):
@@ -62,7 +67,7 @@ async def test_logprobs_are_those_of_a_plain_forward(
 
 
 async def test_greedy_answers_are_those_of_the_transformers_engine(
-    engine: VllmEngine, model: PreTrainedModel, saved: Path
+    engine: VllmBase, model: PreTrainedModel, saved: Path
 ) -> None:
     other = TransformersEngine(
         "e1", saved, slots=4, max_length=None, dtype="float32", attn="auto", trust_remote_code=False
@@ -81,21 +86,21 @@ async def test_greedy_answers_are_those_of_the_transformers_engine(
         np.testing.assert_allclose(one.logprobs, two.logprobs, atol=TOLERANCE)
 
 
-async def test_members_differ_by_seed_and_a_seed_says_what_is_sampled(engine: VllmEngine) -> None:
+async def test_members_differ_by_seed_and_a_seed_says_what_is_sampled(engine: VllmBase) -> None:
     members = await asyncio.gather(*begin(engine, *(request(f"m{n}", seed=n) for n in range(8))))
     assert len({tuple(completion.token_ids.tolist()) for completion in members}) == 8
     again = await engine.generate(request("again", seed=3))
     assert again.token_ids.tolist() == members[3].token_ids.tolist()
 
 
-async def test_what_goes_on_draws_other_numbers_than_what_it_goes_on_from(engine: VllmEngine) -> None:
+async def test_what_goes_on_draws_other_numbers_than_what_it_goes_on_from(engine: VllmBase) -> None:
     whole = await engine.generate(request("a", seed=7, max_tokens=30))
     fresh, rest = (replace(request("b", seed=7, max_tokens=30), position=position) for position in (0, 10))
     assert (await engine.generate(fresh)).token_ids.tolist() == whole.token_ids.tolist()
     assert (await engine.generate(rest)).token_ids.tolist() != whole.token_ids.tolist()
 
 
-async def test_a_stop_token_ends_the_answer_and_is_part_of_it(engine: VllmEngine) -> None:
+async def test_a_stop_token_ends_the_answer_and_is_part_of_it(engine: VllmBase) -> None:
     free = await engine.generate(request("a", seed=3))
     stop = int(free.token_ids[4])
     first = free.token_ids.tolist().index(stop)
@@ -105,7 +110,7 @@ async def test_a_stop_token_ends_the_answer_and_is_part_of_it(engine: VllmEngine
     assert len(stopped.logprobs) == len(stopped.versions) == first + 1
 
 
-async def test_more_requests_than_slots_all_finish_and_slots_are_counted(engine: VllmEngine) -> None:
+async def test_more_requests_than_slots_all_finish_and_slots_are_counted(engine: VllmBase) -> None:
     before = engine.generated_tokens
     assert (engine.slots, engine.free_slots) == (SLOTS, SLOTS)
     tasks = begin(engine, *(request(f"r{n}", seed=n, max_tokens=1 + n) for n in range(10)))
@@ -117,7 +122,7 @@ async def test_more_requests_than_slots_all_finish_and_slots_are_counted(engine:
 
 
 async def test_abort_returns_the_partial_of_what_runs_and_nothing_of_what_waits(
-    engine: VllmEngine, model: PreTrainedModel
+    engine: VllmBase, model: PreTrainedModel
 ) -> None:
     running = [request(f"running{n}", max_tokens=1500, seed=n) for n in range(SLOTS)]
     tasks = begin(engine, *running)
@@ -134,7 +139,7 @@ async def test_abort_returns_the_partial_of_what_runs_and_nothing_of_what_waits(
     assert len((await engine.generate(request("next"))).token_ids) == 12
 
 
-async def test_a_cancelled_generate_frees_its_slot(engine: VllmEngine) -> None:
+async def test_a_cancelled_generate_frees_its_slot(engine: VllmBase) -> None:
     tasks = begin(engine, *(request(f"r{n}", max_tokens=1500) for n in range(SLOTS)))
     await until_progress(engine, ["r0"], 1)
     for task in tasks:
@@ -149,7 +154,7 @@ async def test_a_cancelled_generate_frees_its_slot(engine: VllmEngine) -> None:
 
 @pytest.mark.parametrize("kv", ["keep", "recompute"])
 async def test_running_requests_survive_an_activation_with_one_span_per_stretch(
-    engine: VllmEngine, model: PreTrainedModel, other: PreTrainedModel, kv: KvMode
+    engine: VllmBase, model: PreTrainedModel, other: PreTrainedModel, kv: KvMode
 ) -> None:
     first, before, paused = engine.serving, engine.checksum, engine.paused_s
     assert first is not None
@@ -182,7 +187,7 @@ async def test_running_requests_survive_an_activation_with_one_span_per_stretch(
         assert abs(completion.logprobs[old.end - 1] - whole[second.version][old.end - 1]) > TOLERANCE
 
 
-async def prefix_twice(engine: VllmEngine, other: PreTrainedModel, monkeypatch: pytest.MonkeyPatch | None) -> float:
+async def prefix_twice(engine: VllmBase, other: PreTrainedModel, monkeypatch: pytest.MonkeyPatch | None) -> float:
     """The error of an answer whose prompt was in vLLM's cache before the activation. monkeypatch: without the salt."""
     if monkeypatch is not None:
         prompt_of = adapter.prompt_of
@@ -194,17 +199,17 @@ async def prefix_twice(engine: VllmEngine, other: PreTrainedModel, monkeypatch: 
     return float(np.abs(completion.logprobs - full_forward(other, LONG, completion).numpy()).max())
 
 
-async def test_a_prefix_never_outlives_its_weights(engine: VllmEngine, other: PreTrainedModel) -> None:
+async def test_a_prefix_never_outlives_its_weights(engine: VllmBase, other: PreTrainedModel) -> None:
     assert await prefix_twice(engine, other, None) < TOLERANCE
 
 
 async def test_without_the_salt_a_prefix_would_outlive_its_weights(
-    engine: VllmEngine, other: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
+    engine: VllmBase, other: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert await prefix_twice(engine, other, monkeypatch) > 100 * TOLERANCE
 
 
-async def waiting_over_an_activation(engine: VllmEngine, other: PreTrainedModel) -> tuple[Completion, Weights]:
+async def waiting_over_an_activation(engine: VllmBase, other: PreTrainedModel) -> tuple[Completion, Weights]:
     """What a request samples that waited for a slot when the weights changed, its prompt being in vLLM's cache."""
     await engine.generate(request("cached", LONG))
     running = [request(f"running{n}", max_tokens=1500, seed=n) for n in range(SLOTS)]
@@ -218,16 +223,22 @@ async def waiting_over_an_activation(engine: VllmEngine, other: PreTrainedModel)
     return await waiting, second
 
 
-async def until_submitted(engine: VllmEngine, id: str) -> None:
-    llm = engine._llm
-    assert llm is not None
+async def until_submitted(engine: VllmBase, id: str) -> None:
     async with asyncio.timeout(30):
-        while not any(name.startswith(f"{id}#") for name in llm.output_processor.external_req_ids):  # noqa: ASYNC110
+        while not await is_submitted(engine._llm, id):  # noqa: ASYNC110
             await asyncio.sleep(0.005)
 
 
+async def is_submitted(llm: Any, id: str) -> bool:
+    """Whether vLLM has this request; of a server's, whether it has one that waits."""
+    if isinstance(llm, VllmClient):
+        lines = (await llm._http.get("/metrics")).text.splitlines()
+        return any(line.startswith("vllm:num_requests_waiting{") and float(line.split()[-1]) > 0 for line in lines)
+    return any(name.startswith(f"{id}#") for name in llm.output_processor.external_req_ids)
+
+
 async def test_what_waits_for_a_slot_begins_under_the_weights_that_sample_it(
-    engine: VllmEngine, other: PreTrainedModel
+    engine: VllmBase, other: PreTrainedModel
 ) -> None:
     completion, second = await waiting_over_an_activation(engine, other)
     assert [span.weights for span in completion.spans] == [second]
@@ -236,18 +247,18 @@ async def test_what_waits_for_a_slot_begins_under_the_weights_that_sample_it(
 
 
 async def test_what_waits_would_find_an_old_prefix_if_it_did_not_begin_again(
-    engine: VllmEngine, other: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
+    engine: VllmBase, other: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def nothing(_: VllmEngine) -> None:
+    async def nothing(_: VllmBase) -> None:
         """The guard removed."""
 
-    monkeypatch.setattr(VllmEngine, "_begin_again", nothing)
+    monkeypatch.setattr(VllmBase, "_begin_again", nothing)
     completion, _ = await waiting_over_an_activation(engine, other)
     assert np.abs(completion.logprobs - full_forward(other, LONG, completion).numpy()).max() > 100 * TOLERANCE
 
 
 async def test_many_activations_while_requests_come_and_go(
-    engine: VllmEngine, model: PreTrainedModel, other: PreTrainedModel
+    engine: VllmBase, model: PreTrainedModel, other: PreTrainedModel
 ) -> None:
     """Every token's logprob is that of the version it is stamped with, whatever came in between."""
     models: dict[int, PreTrainedModel] = {}
@@ -282,12 +293,12 @@ async def test_many_activations_while_requests_come_and_go(
     assert crossed > 0
 
 
-async def test_verify_hashes_what_is_served(engine: VllmEngine) -> None:
+async def test_verify_hashes_what_is_served(engine: VllmBase) -> None:
     assert await engine.verify() == (engine.serving, engine.checksum)
 
 
 async def test_weights_without_a_checksum_are_served_and_hashed_when_asked(
-    engine: VllmEngine, other: PreTrainedModel
+    engine: VllmBase, other: PreTrainedModel
 ) -> None:
     unhashed = staged(other, next_weights(engine))
     expected, unhashed = unhashed.checksum, replace(unhashed, checksum="")
@@ -301,7 +312,7 @@ async def test_weights_without_a_checksum_are_served_and_hashed_when_asked(
 
 
 async def test_logprobs_that_are_no_numbers_end_an_answer_with_an_error(
-    engine: VllmEngine, model: PreTrainedModel
+    engine: VllmBase, model: PreTrainedModel
 ) -> None:
     broken = staged(model, next_weights(engine))
     broken.tensors["model.norm.weight"].fill_(float("nan"))
@@ -329,19 +340,19 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-async def test_a_request_that_cannot_be_served_exactly_is_refused(engine: VllmEngine, case: str) -> None:
+async def test_a_request_that_cannot_be_served_exactly_is_refused(engine: VllmBase, case: str) -> None:
     arguments, message = REFUSED[case]
     with pytest.raises(ValueError, match=message):
         await engine.generate(request("a", **arguments))
     assert engine.free_slots == SLOTS
 
 
-async def test_a_request_fills_what_the_model_has_room_for(engine: VllmEngine) -> None:
+async def test_a_request_fills_what_the_model_has_room_for(engine: VllmBase) -> None:
     completion = await engine.generate(request("a", (1,) * 2040, max_tokens=100))
     assert (len(completion.token_ids), completion.finish_reason) == (8, "length")
 
 
-async def test_two_requests_of_one_id_are_refused(engine: VllmEngine) -> None:
+async def test_two_requests_of_one_id_are_refused(engine: VllmBase) -> None:
     tasks = begin(engine, request("a"), request("a"))
     outcomes = await asyncio.gather(*tasks, return_exceptions=True)
     assert isinstance(outcomes[0], Completion)
@@ -359,7 +370,7 @@ UNFIT = {
 
 @pytest.mark.parametrize("case", UNFIT)
 async def test_weights_that_do_not_fit_are_refused_before_anything_is_loaded(
-    engine: VllmEngine, model: PreTrainedModel, case: str
+    engine: VllmBase, model: PreTrainedModel, case: str
 ) -> None:
     good = staged(model, next_weights(engine))
     tensors, tied = dict(good.tensors), dict(good.tied)
