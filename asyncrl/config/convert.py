@@ -21,9 +21,6 @@ from asyncrl.config.yaml_text import number, scalar
 
 S = TypeVar("S", bound=Section)
 
-LATER_TYPES = {"collector.engine.type": ("sglang",)}
-"""Types of a union that asyncrl will have and this version has not."""
-
 SIZES = ("buffer.max_bytes", "collector.engine.kv_cache_memory_bytes")
 MEANINGS = {"buffer.max_trajectory_age": "0 is synchronous"}
 """What a bound means, where the number alone does not say it."""
@@ -124,8 +121,6 @@ def _type_name(member: type[Section]) -> str:
 
 def _no_such_type(key: str, chosen: Any, names: list[str]) -> RecipeError:
     said = f"{key} is {quoted(chosen)}; it must be one of {', '.join(names)}"
-    if chosen in LATER_TYPES.get(key, ()):
-        return RecipeError(f"{said}. This version does not have {chosen} yet")
     close = difflib.get_close_matches(chosen, names, n=1) if isinstance(chosen, str) else []
     return RecipeError(f"{said}. Did you mean {close[0]}?" if close else said)
 

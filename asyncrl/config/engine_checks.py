@@ -5,7 +5,7 @@ from __future__ import annotations
 from urllib.parse import urlsplit
 
 from asyncrl.config.errors import RecipeError, quoted
-from asyncrl.config.recipe import Recipe, VllmEngine, VllmServerEngine
+from asyncrl.config.recipe import Recipe, SglangEngine, VllmEngine, VllmServerEngine
 
 ELSEWHERE = {
     "model": "model.path",
@@ -55,12 +55,14 @@ UNREAD = frozenset(
 def check_engine(recipe: Recipe) -> None:
     """Raise RecipeError for a section `collector.engine` that contradicts itself or the rest."""
     engine = recipe.collector.engine
-    if not isinstance(engine, VllmEngine | VllmServerEngine):
+    if not isinstance(engine, VllmEngine | VllmServerEngine | SglangEngine):
         return
     if isinstance(engine, VllmEngine):
         _check_arguments(engine)
     else:
         _check_server(engine, engines=recipe.collector.engines)
+    if isinstance(engine, SglangEngine):
+        _check_sglang(recipe)
     if recipe.run.deterministic:
         raise RecipeError(
             f"run.deterministic is true, but collector.engine.type {engine.type} does not promise the same tokens "
@@ -82,20 +84,33 @@ def _check_arguments(engine: VllmEngine) -> None:
             )
 
 
-def _check_server(engine: VllmServerEngine, *, engines: int) -> None:
+def _check_server(engine: VllmServerEngine | SglangEngine, *, engines: int) -> None:
     url = urlsplit(engine.url)
     if url.scheme not in ("http", "https") or not url.hostname or url.query or url.fragment:
         raise RecipeError(
-            f"collector.engine.url is {quoted(engine.url)}; it must be the address of a vLLM server, such as "
+            f"collector.engine.url is {quoted(engine.url)}; it must be the address of a server, such as "
             "http://127.0.0.1:8000"
         )
     if url.username or url.password:
         raise RecipeError(
-            f"collector.engine.url is {quoted(engine.url)}, with a name or password in it. A vLLM server takes an "
-            "API key: put it into an environment variable and name that in collector.engine.api_key_env"
+            f"collector.engine.url is {quoted(engine.url)}, with a name or password in it. A server takes an API "
+            "key: put it into an environment variable and name that in collector.engine.api_key_env"
         )
     if engines > 1:
         raise RecipeError(
             f"collector.engines is {engines}, but there is one server at collector.engine.url, and each needs its own. "
             "Use 1, and start another collector for another server"
+        )
+
+
+def _check_sglang(recipe: Recipe) -> None:
+    if recipe.weights.update == "keep":
+        raise RecipeError(
+            "weights.update is keep, but collector.engine.type sglang cannot keep keys and values and label each token "
+            "with the version that sampled it. Write weights.update: recompute (or drain, or abort-and-continue)"
+        )
+    if recipe.collector.sampling.temperature != 1.0:
+        raise RecipeError(
+            f"collector.sampling.temperature is {recipe.collector.sampling.temperature:g}, but an SGLang server does "
+            "not tell whether its log-probs are those before the temperature or, as they must be, after it. Use 1.0"
         )

@@ -135,6 +135,16 @@ class VllmServerEngine(Section, frozen=True, kw_only=True):
     slots: Positive | None = None  # requests an engine decodes at once; null: as many as admission can fill
 
 
+class SglangEngine(Section, frozen=True, kw_only=True):
+    """An SGLang server that runs already (`docs/engines.md`): of the extra `sglang`."""
+
+    type: Literal["sglang"] = "sglang"
+    url: str  # http://127.0.0.1:30000; a collector that joins may set another
+    api_key_env: str | None = None  # environment variable with the server's API key; null: it wants none
+    folder: str | None = None  # for weights, which the server sees under this path; null: memory of the host of both
+    slots: Positive | None = None  # requests an engine decodes at once; null: as many as admission can fill
+
+
 class SimulatedEngine(Section, frozen=True, kw_only=True):
     """No model, for benchmarks: lengths are a pure function of seed, ticket and member; a token takes a fixed time."""
 
@@ -145,7 +155,7 @@ class SimulatedEngine(Section, frozen=True, kw_only=True):
     cv: Annotated[float, Meta(ge=0)] = 1.0  # coefficient of variation of the log-normal lengths
 
 
-Engine = TransformersEngine | VllmEngine | VllmServerEngine | SimulatedEngine
+Engine = TransformersEngine | VllmEngine | VllmServerEngine | SglangEngine | SimulatedEngine
 
 
 class SamplingConfig(Section, frozen=True, kw_only=True):

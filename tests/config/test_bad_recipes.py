@@ -40,7 +40,15 @@ MISTAKES = {
     "objective: {beta: 0.1, beta_estimator: k4}": ("objective.beta_estimator", "k1, k2, k3"),
     "telemetry: {prometheus: {}}": ("telemetry", "does not have it yet; remove it"),
     "learner: {parallel: {fsdp: 4}}": ("learner.parallel", "does not have it yet; remove it"),
-    "collector: {engine: {type: sglang}}": ("collector.engine.type", '"sglang"', "does not have sglang yet"),
+    "collector: {engine: {type: sglang}}": ("collector.engine.url is missing",),
+    "collector: {engine: {type: sglang, url: 'http://h:1'}}": ("weights.update is keep", "weights.update: recompute"),
+    "weights: {update: drain}\ncollector: {engines: 2, engine: {type: sglang, url: 'http://h:1'}}": (
+        "collector.engines is 2",
+    ),
+    "weights: {update: drain}\ncollector: {engine: {type: sglang, url: 'http://h:1'}, sampling: {temperature: 0.7}}": (
+        "collector.sampling.temperature is 0.7",
+        "Use 1.0",
+    ),
     "collector: {engine: {gpu_memory_utilization: 0.5}}": ("belongs to type vllm", "this engine is transformers"),
     "collector: {engine: {type: vllm, slots: 8}}": ("collector.engine.slots belongs to type transformers",),
     "collector: {engine: {type: vllm, tensor_parallel_size: 2}}": ("does not have it yet; remove it",),
