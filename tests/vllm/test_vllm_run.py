@@ -10,8 +10,11 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
+from asyncrl.config.loading import load_recipe
+from asyncrl.runtime.models import resolve
 from tests.processes import alive, within
 
+from .server import FOR_ASYNCRL, KEY, KEY_ENV, serving
 from .trees import VLLM, having
 
 ROOT = Path(__file__).parents[2]
@@ -37,6 +40,25 @@ def test_the_tiny_recipe_learns_over_vllm_with_updates_in_flight(
             assert row["trained_version"] - 1 <= versions[0]
             crossed += versions[0] != versions[-1]
     assert crossed > 0
+
+
+@pytest.mark.timeout(900)
+def test_the_tiny_recipe_trains_over_a_server(
+    cli: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    model = resolve(load_recipe("tiny-reverse").recipe)
+    with serving(model, tmp_path / "log", *FOR_ASYNCRL, slots=64) as server:
+        engine = {"type": "vllm-server", "url": server.url, "api_key_env": KEY_ENV, "slots": 64}
+        over = [part for key, value in engine.items() for part in ("--set", f"collector.engine.{key}={value}")]
+        steps = ("--set", "run.max_steps=10", "--max-trajectory-age", "1")
+        done = cli("run", "tiny-reverse", *over, *steps, timeout=500, **{KEY_ENV: KEY})
+        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+        assert server.ready()  # it belongs to whoever started it
+    (folder,) = (tmp_path / "runs").iterdir()
+    summary = json.loads((folder / "summary.json").read_text())
+    assert (summary["steps"], summary["age_max"] <= 1) == (10, True)
+    rows = [row for part in (folder / "archive").glob("*.parquet") for row in pq.read_table(part).to_pylist()]
+    assert max(max(row["versions"]) for row in rows) >= 8
 
 
 @pytest.mark.timeout(600)
