@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from asyncrl.config.errors import RecipeError
-from asyncrl.config.recipe import TransformersEngine, VllmEngine, VllmServerEngine
+from asyncrl.config.recipe import SglangEngine, TransformersEngine, VllmEngine, VllmServerEngine
 from asyncrl.runtime.engine_package import check
 
 
@@ -64,7 +64,11 @@ def test_the_key_of_a_server_must_be_in_the_environment(monkeypatch: pytest.Monk
     check(engine)
 
 
-def test_a_server_needs_an_http_client_here_and_no_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("server", [VllmServerEngine, SglangEngine])
+def test_a_server_needs_an_http_client_here_and_nothing_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, server: type[VllmServerEngine | SglangEngine]
+) -> None:
+    engine = server(url="http://127.0.0.1:8000")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(RecipeError, match=r"pip install 'asyncrl\[vllm-server\]'"):
-        check(VllmServerEngine(url="http://127.0.0.1:8000"))
+    with pytest.raises(RecipeError, match=rf"pip install 'asyncrl\[{engine.type}\]'"):
+        check(engine)
