@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from asyncrl.schema.support import Support
 from asyncrl.staleness import Weights
 
 if TYPE_CHECKING:
@@ -32,13 +33,21 @@ def request_seed(run: str, ticket: int, attempt: int, member: int, turn: int) ->
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How tokens are drawn. The behaviour logprobs are those of the distribution after all of it."""
+    """How tokens are drawn. The behaviour logprobs are those of the distribution after all of it.
+
+    Temperature comes first; then top_k, top_p and min_p each say which tokens may be drawn, from the distribution that
+    the one before left, renormalised; a token that any of them takes away is never drawn. An answer ends with the token
+    that completes a stop string, which is part of it like a stop token is.
+    """
 
     temperature: float = 1.0  # > 0; 0 = greedy, for evaluation only (its logprobs are those at temperature 1)
-    top_p: float = 1.0
-    top_k: int = -1
+    top_p: float = 1.0  # the fewest most likely tokens whose mass reaches it; 1: all
+    top_k: int = -1  # the so many most likely ones; -1: all
+    min_p: float = 0.0  # those of at least min_p x the mass of the most likely one; 0: all
     max_tokens: int = 16
+    min_tokens: int = 0  # sampled before any of `stop_token_ids` may be drawn, or a stop string ends the answer
     stop_token_ids: tuple[int, ...] = ()
+    stop: tuple[str, ...] = ()  # strings that end an answer wherever they begin and end between its tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +80,8 @@ class Completion:
     """The answer. Arrays have one entry per sampled token, the stop token included.
 
     token_ids int32 [T]; logprobs float32 [T], nats, under the distribution really sampled from; versions int32 [T].
+    support: between which tokens each was drawn; None: each between all of the vocabulary. stopped_by: the stop string
+    that ended it.
     """
 
     token_ids: NDArray[np.int32]
@@ -82,6 +93,8 @@ class Completion:
     done: float = 0.0
     error: str = ""
     info: dict[str, Any] = field(default_factory=dict)
+    support: Support | None = None
+    stopped_by: str = ""
 
 
 class EngineError(RuntimeError):
@@ -122,6 +135,15 @@ class Engine(Protocol):
 
     def progress(self, request_id: str) -> int:
         """Tokens sampled so far by a running request, 0 if unknown. Never blocks."""
+
+    def partial(self, request_id: str) -> Completion | None:
+        """What a running request has sampled so far, finish_reason "abort"; also for one whose `generate` has just
+        raised because the engine died. None if the engine cannot say: it is sampled again then. Never blocks."""
+        return None
+
+    def listen(self, request_id: str, heard: Callable[[], None]) -> None:
+        """Call `heard` in the loop soon after a running request has new tokens, until it ends: once for several, if
+        they come faster than the loop turns. An engine that cannot tell calls it never; `partial` says what is new."""
 
     async def stage(self, staged: StagedWeights) -> None:
         """Copy verified weights beside the served ones. Decoding goes on."""

@@ -9,6 +9,7 @@ import numpy as np
 
 from asyncrl.collectors.engines.base import Completion, Request, Span
 from asyncrl.collectors.engines.spans import token_versions
+from asyncrl.schema.support import Support
 
 
 def continued(request: Request, part: Completion) -> Request:
@@ -17,7 +18,11 @@ def continued(request: Request, part: Completion) -> Request:
     return replace(
         request,
         token_ids=(*request.token_ids, *part.token_ids.tolist()),
-        sampling=replace(request.sampling, max_tokens=request.sampling.max_tokens - count),
+        sampling=replace(
+            request.sampling,
+            max_tokens=request.sampling.max_tokens - count,
+            min_tokens=max(0, request.sampling.min_tokens - count),
+        ),
         position=request.position + count,
     )
 
@@ -41,5 +46,6 @@ def joined(parts: Sequence[Completion]) -> Completion:
         logprobs=np.concatenate([part.logprobs for part in parts]),
         versions=token_versions(spans),
         spans=tuple(spans),
+        support=Support.joined([(part.support, len(part.token_ids)) for part in parts]),
         first_token=next((part.first_token for part in parts if part.first_token), 0.0),
     )
