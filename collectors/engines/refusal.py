@@ -10,11 +10,6 @@ from asyncrl.collectors.engines.base import Request
 def refusal(request: Request, *, limit: int, vocabulary: int) -> str:
     """Why the request cannot be served by a model that takes `limit` tokens, prompt and answer; "" if it can."""
     sampling, length = request.sampling, len(request.token_ids)
-    if sampling.top_p != 1.0 or sampling.top_k != -1:
-        return (
-            f"top_p {sampling.top_p} / top_k {sampling.top_k}: there are no exact log-probabilities under truncation "
-            "yet; use top_p 1.0 and top_k -1"
-        )
     if not (math.isfinite(sampling.temperature) and sampling.temperature >= 0):
         return f"temperature {sampling.temperature} is not a number >= 0"
     if sampling.max_tokens < 1:
@@ -24,3 +19,14 @@ def refusal(request: Request, *, limit: int, vocabulary: int) -> str:
     if min(request.token_ids) < 0 or max(request.token_ids) >= vocabulary:
         return f"a prompt token is outside the model's vocabulary of {vocabulary}"
     return ""
+
+
+def truncation(request: Request) -> str:
+    """Why an engine that draws from the whole vocabulary alone cannot serve the request; "" if it can."""
+    sampling = request.sampling
+    if sampling.top_p == 1.0 and sampling.top_k == -1:
+        return ""
+    return (
+        f"top_p {sampling.top_p} / top_k {sampling.top_k}: there are no exact log-probabilities under truncation "
+        "yet; use top_p 1.0 and top_k -1"
+    )

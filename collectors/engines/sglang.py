@@ -26,7 +26,7 @@ from typing import TypeVar
 from asyncrl.buffers.concurrency import in_thread
 from asyncrl.collectors.engines.base import Completion, Engine, EngineError, KvMode, Request
 from asyncrl.collectors.engines.parts import continued, joined
-from asyncrl.collectors.engines.refusal import refusal
+from asyncrl.collectors.engines.refusal import refusal, truncation
 from asyncrl.collectors.engines.sglang_folder import Versions
 from asyncrl.collectors.engines.sglang_request import Answer, body_of, inexact
 from asyncrl.collectors.engines.sglang_served import expected
@@ -167,7 +167,9 @@ class SglangEngine(Engine):
         self._alive()
         if self._served is None:
             raise EngineError(f"engine {self.name} serves nothing yet: stage and activate weights before generate()")
-        why = refusal(request, limit=self._limit, vocabulary=self._vocabulary) or inexact(request)
+        why = (
+            refusal(request, limit=self._limit, vocabulary=self._vocabulary) or truncation(request) or inexact(request)
+        )
         if request.id in self._running:
             why = "a request of this id is running: ids must be unique"
         if why:

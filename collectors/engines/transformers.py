@@ -24,7 +24,7 @@ from transformers import PreTrainedModel
 from asyncrl.collectors.engines.base import Completion, Engine, EngineError, KvMode, Request
 from asyncrl.collectors.engines.decode import Decoder, Generation
 from asyncrl.collectors.engines.live import LiveModel, load_base, load_model
-from asyncrl.collectors.engines.refusal import refusal
+from asyncrl.collectors.engines.refusal import refusal, truncation
 from asyncrl.collectors.engines.spans import Served
 from asyncrl.staleness import Weights
 from asyncrl.weights.adapter import Base
@@ -228,7 +228,7 @@ class TransformersEngine(Engine):
 
     def _admit(self, request: Request) -> Generation:
         """The request as something that runs. Raises ValueError if it cannot be served exactly."""
-        why = refusal(request, limit=self._limit, vocabulary=self._vocabulary)
+        why = refusal(request, limit=self._limit, vocabulary=self._vocabulary) or truncation(request)
         if request.id in self._active:
             why = "a request of this id is running: ids must be unique"
         if why:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from asyncrl.collectors.engines.base import Completion, Engine, EngineError, KvMode, Request
 from asyncrl.collectors.engines.parts import continued, joined
-from asyncrl.collectors.engines.refusal import refusal
+from asyncrl.collectors.engines.refusal import refusal, truncation
 from asyncrl.collectors.engines.spans import Served
 from asyncrl.collectors.engines.vllm_request import Answer, completion_of, label_of, prompt_of, too_cold
 from asyncrl.staleness import Weights
@@ -117,7 +117,9 @@ class VllmBase(Engine):
             raise self._error()
         if self._served is None:
             raise EngineError(f"engine {self.name} serves nothing yet: stage and activate weights before generate()")
-        why = refusal(request, limit=self._limit, vocabulary=self._vocabulary) or too_cold(request)
+        why = (
+            refusal(request, limit=self._limit, vocabulary=self._vocabulary) or truncation(request) or too_cold(request)
+        )
         if request.id in self._running:
             why = "a request of this id is running: ids must be unique"
         if why:
