@@ -22,8 +22,9 @@ from asyncrl.collectors.engines.base import Completion, Request
 from asyncrl.collectors.engines.decode import Decoder, Generation
 from asyncrl.collectors.engines.live import load_model
 from asyncrl.collectors.engines.spans import Served
-from asyncrl.collectors.rollout import Prompt, TaskPrompts, group_requests, run_of, sampling_of
-from asyncrl.collectors.scoring import trajectory
+from asyncrl.collectors.episode import Played, Turn, episodes
+from asyncrl.collectors.rollout import Prompt, TaskPrompts, run_of, sampling_of
+from asyncrl.collectors.segments import trajectories
 from asyncrl.config.recipe import Recipe
 from asyncrl.learners.diagnostics import step_metrics
 from asyncrl.learners.trainer import Trainer
@@ -114,9 +115,10 @@ class Sampler:
         ]
 
     def _requests(self, ordinal: int, prompt: Prompt) -> tuple[Request, ...]:
-        return group_requests(
+        members = episodes(
             prompt, self._sampling, run=self._run, ordinal=ordinal, attempt=0, group_size=self._group_size
         )
+        return tuple(episode.request() for episode in members)
 
     def _answers(self, requests: Sequence[Request], version: int) -> dict[str, Completion]:
         served = Served(Weights(0, version), checksum="")
@@ -132,7 +134,8 @@ class Sampler:
         answer = Answer(self._prompts.read(token_ids), tuple(token_ids), completion.finish_reason)
         parts = judge(self._task.score(prompt.row, answer)).parts
         score = Score(parts, weighted_sum(parts, self._task.part_weights()), failure="")
-        return trajectory(prompt, request, completion, score, completion.done)
+        (row,) = trajectories(Played((Turn(request, completion),), score, completion.done, completion.finish_reason))
+        return row
 
     def _group(self, ordinal: int, prompt: Prompt, trajectories: Sequence[Trajectory]) -> Group:
         return Group(

@@ -14,6 +14,7 @@ from typing import Protocol
 from asyncrl.buffers.concurrency import all_or_nothing
 from asyncrl.collectors.engines.base import Completion, Engine, EngineError, Request
 from asyncrl.collectors.entrance import Entrance
+from asyncrl.collectors.episode import Sampler
 from asyncrl.config.derived import derive
 from asyncrl.config.recipe import Recipe, SglangEngine, SimulatedEngine, VllmEngine, VllmServerEngine
 from asyncrl.config.sizes import size_bytes
@@ -125,19 +126,9 @@ class Fleet:
         """Where a whole group goes: its members share a prompt. None: no engine takes work."""
         return max(self.usable, key=lambda host: host.engine.slots - len(host.decoding), default=None)
 
-    async def generate(self, hosts: Sequence[Host], request: Request) -> Completion:
-        """Run one request, of no group, on the least loaded of `hosts`. Raises what the engine raises; an EngineError
-        takes it out of work."""
-        host = min(hosts, key=lambda host: len(host.decoding) / host.engine.slots)
-        engine = host.engine
-        host.decoding.add(request.id)
-        try:
-            return await engine.generate(request)
-        except EngineError as error:
-            self.fail(host, engine, str(error))
-            raise
-        finally:
-            self.release(host, [request.id])
+    def sampler(self, hosts: Sequence[Host]) -> Sampler:
+        """For episodes of no ticket, on these hosts."""
+        return _AnyOf(self, hosts)
 
     def release(self, host: Host, request_ids: Iterable[str]) -> None:
         """These requests need their slots no longer."""
@@ -185,6 +176,36 @@ class Fleet:
                 host.failed = ""
             except EngineError as error:
                 host.failed = str(error)
+
+
+class _AnyOf(Sampler):
+    """The least loaded of some engines, request by request."""
+
+    def __init__(self, fleet: Fleet, hosts: Sequence[Host]) -> None:
+        self._fleet, self._hosts = fleet, hosts
+        self._at: dict[str, Engine] = {}
+
+    async def generate(self, request: Request) -> Completion:
+        """See Sampler. An EngineError takes the engine out of work."""
+        host = min(self._hosts, key=lambda host: len(host.decoding) / host.engine.slots)
+        engine = self._at[request.id] = host.engine
+        host.decoding.add(request.id)
+        try:
+            return await engine.generate(request)
+        except EngineError as error:
+            self._fleet.fail(host, engine, str(error))
+            raise
+        finally:
+            del self._at[request.id]
+            self._fleet.release(host, [request.id])
+
+    def partial(self, request_id: str) -> Completion | None:
+        engine = self._at.get(request_id)
+        return None if engine is None else engine.partial(request_id)
+
+    def listen(self, request_id: str, heard: Callable[[], None]) -> None:
+        if (engine := self._at.get(request_id)) is not None:
+            engine.listen(request_id, heard)
 
 
 def engine_makers(recipe: Recipe, name: str, model_path: Path | None) -> list[Callable[[], MeteredEngine]]:

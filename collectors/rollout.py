@@ -1,4 +1,4 @@
-"""From a ticket to the requests of its group: which row, how it is presented, under which seeds.
+"""From a ticket to its prompt: which row, and how it is presented.
 
 All of it is a function of the recipe and the ticket, so that a ticket that is issued again gets the same prompt,
 wherever it is generated.
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from asyncrl.collectors.engines.base import Request, Sampling, request_seed
+from asyncrl.collectors.engines.base import Sampling
 from asyncrl.config.recipe import Recipe
 from asyncrl.tasks.base import Row, Split, Task
 from asyncrl.tasks.build import build_task, shuffled
@@ -173,23 +173,3 @@ def sampling_of(recipe: Recipe, stop_token_ids: tuple[int, ...]) -> Sampling:
 def run_of(name: str, seed: int) -> str:
     """What seeds are a function of: the same recipe name under another seed samples otherwise."""
     return f"{name}/{seed}"
-
-
-def group_requests(
-    prompt: Prompt, sampling: Sampling, *, run: str, ordinal: int, attempt: int, group_size: int
-) -> tuple[Request, ...]:
-    """The requests of a ticket's members. Another attempt has other seeds: it is another sample of the same prompt."""
-    group = f"{ordinal}.{attempt}"
-    return tuple(
-        Request(
-            id=f"{group}.{member}",
-            group=group,
-            session=f"{group}.{member}",
-            token_ids=prompt.token_ids,
-            sampling=sampling,
-            seed=request_seed(run, ordinal, attempt, member, 0),
-            ticket=ordinal,
-            member=member,
-        )
-        for member in range(group_size)
-    )

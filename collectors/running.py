@@ -1,14 +1,16 @@
-"""A ticket in work: its requests, what came of them, and why it ends if it ends without a group."""
+"""A ticket in work: its episodes, what came of them, and why it ends if it ends without a group."""
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from asyncrl.buffers.base import FailKind, Ticket
 from asyncrl.collectors.engines.base import Completion, Engine, Request
-from asyncrl.collectors.fleet import Host
+from asyncrl.collectors.episode import Episode, Sampler
+from asyncrl.collectors.fleet import Fleet, Host
 from asyncrl.rewards.pool import Score
 from asyncrl.staleness import Weights
 
@@ -29,10 +31,10 @@ class Running:
     ticket: Ticket
     host: Host
     engine: Engine  # of the host when it began: a restarted one knows nothing of it
-    requests: tuple[Request, ...]
+    episodes: tuple[Episode, ...]
     touched: set[Weights]  # served while its requests decoded: its spans are among them
     started: float = field(default_factory=time.monotonic)
-    sampled: dict[str, int] = field(default_factory=dict)  # finished request -> tokens
+    asked: dict[str, int] = field(default_factory=dict)  # request -> its tokens once it has ended, 0 before
     scores: list[Score] = field(default_factory=list)  # of the members that have ended
     ended: TicketEnded | None = None  # why it ends or ended without a group; set once
     tokens_at_end: int = 0
@@ -44,14 +46,14 @@ class Running:
         return (self.ticket.ordinal, self.ticket.attempt)
 
     @property
+    def ids(self) -> set[str]:
+        """Of all its requests: the first one of each episode, and those that were asked since."""
+        return {*(episode.id for episode in self.episodes), *self.asked}
+
+    @property
     def tokens(self) -> int:
         """Sampled so far by all members."""
-        running = (r.id for r in self.requests if r.id not in self.sampled)
-        return sum(self.sampled.values()) + sum(self.host.entrance.progress(self.engine, id) for id in running)
-
-    async def generate(self, request: Request) -> Completion:
-        """The answer to one of its requests. Raises what the engine raises."""
-        return await self.host.entrance.generate(self.engine, request)
+        return sum(n or self.host.entrance.progress(self.engine, id) for id, n in self.asked.items())
 
     def end(self, why: TicketEnded) -> None:
         """End the work from outside. Its task sees `ended`; one that has not run yet looks before it begins, because
@@ -60,3 +62,29 @@ class Running:
             self.ended, self.tokens_at_end = why, self.tokens
             if self.begun and self.task is not None:
                 self.task.cancel()
+
+
+class Seat(Sampler):
+    """An episode's place at the engine of its group."""
+
+    def __init__(self, group: Running, fleet: Fleet) -> None:
+        self._group, self._fleet = group, fleet
+
+    async def generate(self, request: Request) -> Completion:
+        """See Sampler."""
+        group = self._group
+        group.asked[request.id] = 0
+        group.host.decoding.add(request.id)  # the first one of an episode is reserved already
+        try:
+            completion = await group.host.entrance.generate(group.engine, request)
+        finally:
+            self._fleet.release(group.host, [request.id])
+        group.asked[request.id] = len(completion.token_ids)
+        group.host.restarts = 0
+        return completion
+
+    def partial(self, request_id: str) -> Completion | None:
+        return self._group.engine.partial(request_id)
+
+    def listen(self, request_id: str, heard: Callable[[], None]) -> None:
+        self._group.engine.listen(request_id, heard)

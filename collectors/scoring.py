@@ -1,4 +1,4 @@
-"""From a completion to a scored trajectory, and from trajectories to what is handed to the buffer.
+"""From an answer to its score, and from trajectories to what is handed to the buffer.
 
 A member that failed stays in the record, unscored (reward NaN, `failure` says why); the learner leaves it out of
 loss and baseline. A group with too few scored members is a failed ticket, never one of zeros.
@@ -11,22 +11,18 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from hashlib import blake2b
-from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 
 from asyncrl import schema
 from asyncrl.buffers.base import FailKind, GroupHeader, Ticket
-from asyncrl.collectors.engines.base import Completion, Request
-from asyncrl.collectors.fleet import CollectorError
-from asyncrl.collectors.rollout import Prompt, Prompts, SimulatedPrompts, TaskPrompts
-from asyncrl.config.recipe import Recipe, SimulatedEngine
+from asyncrl.collectors.engines.base import Completion
+from asyncrl.collectors.rollout import Prompt, Prompts
 from asyncrl.rewards.pool import Score, VerifierPool
 from asyncrl.rewards.shaping import OUTCOME
-from asyncrl.schema import Group, Trajectory, VersionSpan
+from asyncrl.schema import Group, Trajectory
 from asyncrl.tasks.base import Answer
-from asyncrl.tasks.verify import verifier_pool
 
 ENGINE_ERROR = "engine_error"  # the engine ended this one request with an error: nothing to score
 ABORTED = "engine_aborted"  # the engine ended it for reasons of its own
@@ -78,82 +74,6 @@ class SimulatedScorer:
 
     async def close(self) -> None:
         return None
-
-
-def task_parts(recipe: Recipe, model_path: Path | None) -> tuple[Prompts, Scorer]:
-    """The recipe's prompts, and what scores their answers, not started yet. Imports and reads for seconds. Raises
-    CollectorError without a model that is needed, and what building the task raises."""
-    if isinstance(recipe.collector.engine, SimulatedEngine):
-        return SimulatedPrompts(), SimulatedScorer()
-    if model_path is None:
-        raise CollectorError(f"collector.engine.type {recipe.collector.engine.type} needs a model, and none was given")
-    prompts = TaskPrompts.load(recipe, model_path)
-    pool = verifier_pool(
-        recipe.task,
-        seed=recipe.run.seed,
-        max_tokens=recipe.collector.sampling.max_tokens,
-        workers=recipe.collector.score_workers,
-        timeout_s=recipe.collector.score_timeout_s,
-    )
-    return prompts, TaskScorer(pool, prompts)
-
-
-async def scored(
-    scorer: Scorer, prompt: Prompt, completion: Completion, *, ticket: int, member: int, failure: str = ""
-) -> tuple[Score, float]:
-    """The score, and when it was there (unix seconds). `failure`: why there is nothing to score."""
-    if failure or completion.finish_reason == "error":
-        return Score({}, math.nan, failure or ENGINE_ERROR), time.time()
-    score = await scorer.score(prompt, completion, ticket=ticket, member=member)
-    return score, time.time()
-
-
-def trajectory(prompt: Prompt, request: Request, completion: Completion, score: Score, scored_at: float) -> Trajectory:
-    """The training row of one answer: the prompt, then every sampled token with the weights that sampled it."""
-    start, length = len(prompt.token_ids), len(prompt.token_ids) + len(completion.token_ids)
-    token_ids = np.array((*prompt.token_ids, *completion.token_ids.tolist()), dtype=np.int32)
-    loss_mask = np.zeros(length, dtype=np.uint8)
-    loss_mask[start:] = 1
-    logprobs = np.zeros(length, dtype=np.float32)
-    logprobs[start:] = completion.logprobs
-    versions = np.full(length, -1, dtype=np.int32)
-    versions[start:] = completion.versions
-    return Trajectory(
-        token_ids=token_ids,
-        loss_mask=loss_mask,
-        logprobs=logprobs,
-        versions=versions,
-        member=request.member,
-        prompt_length=start,
-        spans=tuple(VersionSpan(s.weights, start + s.start, start + s.end, s.checksum) for s in completion.spans),
-        reward=score.reward,
-        reward_parts=score.parts,
-        finish_reason=completion.finish_reason,
-        failure=score.failure,
-        turn_offsets=(start,),
-        first_token=completion.first_token,
-        done=completion.done,
-        scored=scored_at,
-        seed=request.seed,
-        info={**({"error": completion.error} if completion.error else {}), **_outcome(score)},
-    )
-
-
-def _outcome(score: Score) -> dict[str, float]:
-    """What success is measured by, where it is not the reward that is trained on."""
-    return {} if score.plain is None else {OUTCOME: score.plain}
-
-
-def nothing_sampled(error: str) -> Completion:
-    """What stands in the record for a request that the engine refused."""
-    return Completion(
-        token_ids=np.empty(0, np.int32),
-        logprobs=np.empty(0, np.float32),
-        versions=np.empty(0, np.int32),
-        spans=(),
-        finish_reason="error",
-        error=error,
-    )
 
 
 def mean_reward(rewards: Iterable[float]) -> float | None:

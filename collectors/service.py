@@ -39,30 +39,26 @@ from asyncrl.buffers.base import Beat, Buffer, BufferError, Member, Ticket, Unkn
 from asyncrl.buffers.blocked import IN_MESSAGE, blocked_table
 from asyncrl.buffers.concurrency import all_or_nothing, end_all, stopped
 from asyncrl.buffers.patience import patiently
-from asyncrl.collectors.engines.base import EngineError, Request
+from asyncrl.collectors.engines.base import EngineError
+from asyncrl.collectors.episode import Episode, EpisodeLost, Player, episodes
 from asyncrl.collectors.evaluation.heldout import Evaluation, evaluate
 from asyncrl.collectors.fleet import CollectorError, Fleet, engine_makers
+from asyncrl.collectors.playing import task_parts
 from asyncrl.collectors.rollout import (
-    Prompt,
     PromptError,
     Prompts,
-    group_requests,
     run_of,
     sampling_of,
 )
-from asyncrl.collectors.running import Running, TicketEnded
+from asyncrl.collectors.running import Running, Seat, TicketEnded
 from asyncrl.collectors.scoring import (
     ABORTED,
     REFUSED,
-    Scorer,
     hand_over,
     mean_reward,
-    nothing_sampled,
-    scored,
-    task_parts,
-    trajectory,
     unusable,
 )
+from asyncrl.collectors.segments import trajectories
 from asyncrl.collectors.updates import Updates
 from asyncrl.collectors.waits import waits_of
 from asyncrl.config.recipe import Recipe
@@ -90,16 +86,16 @@ async def collect(
     Raises CollectorError (an engine fails again and again, nothing to do for too long), what building the engine, the
     task or its verifiers raises, and the store's BufferError when it could not be reached for `run.no_progress_s`.
     """
-    prompts, scorer = await asyncio.to_thread(task_parts, recipe, model_path)  # imports and reads for seconds
+    prompts, player = await asyncio.to_thread(task_parts, recipe, model_path)  # imports and reads for seconds
     fleet = Fleet(engine_makers(recipe, member.name, model_path))
     try:
-        if await stopped(stop, all_or_nothing([scorer.start(), fleet.start()])):
+        if await stopped(stop, all_or_nothing([player.start(), fleet.start()])):
             return
         # What was loaded stays until the end. A full collection that looks through it again (every 60 steps or so of a
         # small model) halts everything for 0.1 to 0.2 s.
         gc.freeze()
         while True:
-            session = Session(recipe, buffer, member, fleet=fleet, prompts=prompts, scorer=scorer)
+            session = Session(recipe, buffer, member, fleet=fleet, prompts=prompts, player=player)
             try:
                 return await session.serve(stop)
             except UnknownMember as error:
@@ -108,17 +104,17 @@ async def collect(
                 return
             member = Member(member.name, uuid.uuid4().hex)
     finally:
-        await asyncio.gather(fleet.close(), scorer.close())
+        await asyncio.gather(fleet.close(), player.close())
 
 
 class Session:
     """One membership of the run, from join to leave."""
 
     def __init__(
-        self, recipe: Recipe, buffer: Buffer, member: Member, *, fleet: Fleet, prompts: Prompts, scorer: Scorer
+        self, recipe: Recipe, buffer: Buffer, member: Member, *, fleet: Fleet, prompts: Prompts, player: Player
     ) -> None:
         self.recipe, self.buffer, self.member = recipe, buffer, member
-        self.fleet, self.prompts, self.scorer = fleet, prompts, scorer
+        self.fleet, self.prompts, self.player = fleet, prompts, player
         self.sampling = sampling_of(recipe, prompts.stop_token_ids)
         self.run = run_of(recipe.run.name, recipe.run.seed)
         self.limit_s = recipe.run.no_progress_s
@@ -139,7 +135,6 @@ class Session:
         )
         self.scored = 0
         self.cancelled_s = 0.0  # collector-seconds of work that was taken away; the store knows its tokens only
-        self.scoring: dict[str, float] = {}  # request -> when its score was asked for, monotonic seconds
         self.failures: Counter[str] = Counter()  # members by verifier failure, tickets and puts by outcome
         self.moved_at = time.monotonic()  # when there was last something to do: tickets, weights, an evaluation
         self.wrong: asyncio.Future[None] = asyncio.get_running_loop().create_future()  # a group's task raised
@@ -172,7 +167,7 @@ class Session:
             asked = {task for task in (self.evaluation, self.verification) if task is not None}
             await end_all({*loops, *work, *asked, self.wrong})
             for group in groups:
-                self.fleet.release(group.host, (request.id for request in group.requests))
+                self.fleet.release(group.host, group.ids)
             await self.updates.close()
             with suppress(BufferError, TimeoutError):
                 async with asyncio.timeout(LEAVE_S):
@@ -213,7 +208,7 @@ class Session:
         while True:
             await self.fleet.broken.wait()
             for group in self.groups.values():
-                if group.host.failed and any(request.id in group.host.decoding for request in group.requests):
+                if group.host.failed and not group.host.decoding.isdisjoint(group.ids):
                     group.end(TicketEnded("infrastructure", "engine_failed", group.host.failed))
             if self.evaluation is not None and any(host.failed for host in self.fleet.hosts):
                 self.evaluation.cancel()  # its claim stands: a later beat brings it again
@@ -268,7 +263,7 @@ class Session:
             "weights": self.updates.course.told(now, unix),
             "verified": self.verified,
             "place": to_builtins(self.place),
-            "waits": waits_of(self.recipe, self.fleet, self.updates, scoring=self.scoring.values()),
+            "waits": waits_of(self.recipe, self.fleet, self.updates, scoring=self.player.scoring.values()),
             "pid": os.getpid(),
             "host": self.place.host,
             "running_groups": len(self.groups),
@@ -287,7 +282,7 @@ class Session:
         self.moved_at = time.monotonic()
         for group in self.groups.values():
             serving = group.host.engine.serving
-            if serving is not None and any(r.id in group.host.decoding for r in group.requests):
+            if serving is not None and not group.host.decoding.isdisjoint(group.ids):
                 group.touched.add(serving)
             if dead := [weights for weights in group.touched if self.updates.is_dead(weights)]:
                 group.end(TicketEnded("cancelled", "dead_weights", str(tuple(dead[0]))))
@@ -307,7 +302,7 @@ class Session:
         except PromptError as error:
             await self._fail(ticket, TicketEnded("data", error.reason, str(error)))
             return
-        requests = group_requests(
+        members = episodes(
             prompt,
             self.sampling,
             run=self.run,
@@ -315,16 +310,16 @@ class Session:
             attempt=ticket.attempt,
             group_size=self.recipe.collector.group_size,
         )
-        group = Running(ticket, host, host.engine, requests, {host.engine.serving})
-        host.decoding.update(request.id for request in requests)
+        group = Running(ticket, host, host.engine, members, {host.engine.serving})
+        host.decoding.update(group.ids)
         self.groups[group.key] = group
-        group.task = self._watched(self._group(group, prompt))
+        group.task = self._watched(self._group(group))
 
-    async def _group(self, group: Running, prompt: Prompt) -> None:
+    async def _group(self, group: Running) -> None:
         """Generate, score, hand over. Whatever happens, the ticket's end is told and its slots are free again."""
         group.begun = True
         try:
-            await self._work(group, prompt)
+            await self._work(group)
         except TicketEnded as end:
             if group.ended is None:
                 group.ended, group.tokens_at_end = end, group.tokens
@@ -335,58 +330,43 @@ class Session:
                 await self._fail(group.ticket, end, group)
         finally:
             del self.groups[group.key]
-            self.fleet.release(group.host, (request.id for request in group.requests))
+            self.fleet.release(group.host, group.ids)
 
-    async def _work(self, group: Running, prompt: Prompt) -> None:
+    async def _work(self, group: Running) -> None:
         """Raises TicketEnded for every way in which a ticket ends without a group."""
         try:
             if group.ended is not None:
                 raise group.ended
-            trajectories = await all_or_nothing(self._member(group, prompt, r) for r in group.requests)
-            await self._put(group, prompt, trajectories)
+            members = await all_or_nothing(self._member(group, episode) for episode in group.episodes)
+            await self._put(group, [row for member in members for row in member])
         except EngineError as error:
             self.fleet.fail(group.host, group.engine, str(error))
             raise TicketEnded("infrastructure", "engine_failed", str(error)) from error
+        except EpisodeLost as error:
+            raise TicketEnded("infrastructure", error.reason, str(error)) from error
         except asyncio.CancelledError:
             if group.ended is None:
                 raise
             raise group.ended from None
 
-    async def _member(self, group: Running, prompt: Prompt, request: Request) -> Trajectory:
-        """The row of one answer. One that the engine gave up on ends the ticket, unless its group may go without it."""
-        may_miss = self.recipe.collector.min_members is not None
-        failure = ""
-        try:
-            completion = await group.generate(request)
-        except ValueError as error:  # it cannot be served exactly, and that will not change
-            if not may_miss:
-                raise TicketEnded("data", REFUSED, str(error)) from error
-            completion, failure = nothing_sampled(str(error)), REFUSED
-        finally:
-            self.fleet.release(group.host, [request.id])
-        group.sampled[request.id] = len(completion.token_ids)
-        if not failure:
-            group.host.restarts = 0
-        if completion.finish_reason == "abort":
-            if not may_miss:
+    async def _member(self, group: Running, episode: Episode) -> list[Trajectory]:
+        """The rows of one episode. One the engine gave up on ends the ticket, unless its group may go without it."""
+        played = await self.player.play(episode, Seat(group, self.fleet))
+        failure = played.score.failure
+        if self.recipe.collector.min_members is None:
+            if failure == REFUSED:
+                raise TicketEnded("data", REFUSED, played.turns[-1].completion.error)
+            if failure == ABORTED:
                 raise TicketEnded("infrastructure", ABORTED)
-            failure = ABORTED
-        self.scoring[request.id] = time.monotonic()
-        try:
-            score, at = await scored(
-                self.scorer, prompt, completion, ticket=group.ticket.ordinal, member=request.member, failure=failure
-            )
-        finally:
-            del self.scoring[request.id]
-        group.scores.append(score)
+        group.scores.append(played.score)
         self.scored += 1
-        if score.failure:
-            self.failures[score.failure] += 1
-        return trajectory(prompt, request, completion, score, at)
+        if failure:
+            self.failures[failure] += 1
+        return trajectories(played)
 
-    async def _put(self, group: Running, prompt: Prompt, trajectories: list[Trajectory]) -> None:
+    async def _put(self, group: Running, rows: list[Trajectory]) -> None:
         end = unusable(
-            trajectories,
+            rows,
             min_members=self.recipe.collector.min_members,
             filtering=self.recipe.buffer.dynamic_sampling,
         )
@@ -396,8 +376,8 @@ class Session:
         try:
             header, payload = hand_over(
                 group.ticket,
-                trajectories,
-                prompt=prompt,
+                rows,
+                prompt=group.episodes[0].prompt,
                 task=self.prompts.task,
                 collector=self.member.name,
                 engine=group.engine.name,
@@ -432,14 +412,14 @@ class Session:
                 reward=mean_reward(s.outcome if kind == "filtered" else s.reward for s in group.scores)
                 if group
                 else None,
-                length=group.tokens_at_end / len(group.requests) if group else 0.0,
+                length=group.tokens_at_end / len(group.episodes) if group else 0.0,
             )
         )
 
     def _seconds(self, group: Running) -> float:
         """Collector-seconds: the time a group took, by the share of this collector's slots it may occupy, so that the
         seconds of groups that ran beside each other add up to the time that passed."""
-        share = min(1.0, len(group.requests) / self.fleet.slots)
+        share = min(1.0, len(group.episodes) / self.fleet.slots)
         return (time.monotonic() - group.started) * share
 
     # --- evaluation -------------------------------------------------------------------------------------------------
@@ -455,8 +435,8 @@ class Session:
                 result = await evaluate(
                     evaluation,
                     prompts=self.prompts,
-                    scorer=self.scorer,
-                    generate=partial(self.fleet.generate, hosts),
+                    player=self.player,
+                    sampler=self.fleet.sampler(hosts),
                     sampling=self.sampling,
                     run=self.run,
                 )

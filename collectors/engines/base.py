@@ -144,6 +144,7 @@ class Engine(Protocol):
     def listen(self, request_id: str, heard: Callable[[], None]) -> None:
         """Call `heard` in the loop soon after a running request has new tokens, until it ends: once for several, if
         they come faster than the loop turns. An engine that cannot tell calls it never; `partial` says what is new."""
+        return
 
     async def stage(self, staged: StagedWeights) -> None:
         """Copy verified weights beside the served ones. Decoding goes on."""

@@ -12,15 +12,15 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from asyncrl.buffers.concurrency import all_or_nothing
-from asyncrl.collectors.engines.base import Completion, Request, Sampling, request_seed
+from asyncrl.collectors.engines.base import Sampling
+from asyncrl.collectors.episode import Episode, Player, Sampler
 from asyncrl.collectors.fleet import CollectorError
 from asyncrl.collectors.rollout import Prompt, PromptError, Prompts
-from asyncrl.collectors.scoring import Scorer, scored
 from asyncrl.staleness import Weights
 
 
@@ -43,42 +43,47 @@ async def evaluate(
     evaluation: Evaluation,
     *,
     prompts: Prompts,
-    scorer: Scorer,
-    generate: Callable[[Request], Awaitable[Completion]],
+    player: Player,
+    sampler: Sampler,
     sampling: Sampling,
     run: str,
+    on_played: Callable[[int], None] = lambda _: None,
 ) -> dict[str, Any]:
-    """Answer and score; all requests are handed to `generate` at once. Seeds are a function of run, row and sample, not
-    of the weights, so that before and after differ by the weights alone.
+    """Answer and score; all episodes are played at once. Seeds are a function of run, row and sample, not of the
+    weights, so that before and after differ by the weights alone. `on_played` hears how many episodes were played.
 
     The caller keeps the weights as they are until this returns. Raises CollectorError if an answer has tokens of other
-    ones after all, and what `generate` raises.
+    ones after all, and what `player.play` raises.
     """
+
+    played_so_far = 0
 
     async def answer(index: int, prompt: Prompt | PromptError, sample: int) -> dict[str, Any]:
         if isinstance(prompt, PromptError):
             return _entry(f"heldout-{index}", failure=prompt.reason)
-        request = Request(
-            id=f"{evaluation.id}/{index}.{sample}",
+        episode = Episode(
+            prompt,
             group=f"{evaluation.id}/{index}",
-            session=f"{evaluation.id}/{index}.{sample}",
-            token_ids=prompt.token_ids,
-            sampling=sampling,
-            seed=request_seed(f"{run}/heldout", index, 0, sample, 0),
-            ticket=index,
+            run=f"{run}/heldout",
+            ordinal=index,
+            attempt=0,
             member=sample,
+            sampling=sampling,
         )
-        completion = await generate(request)
-        if strangers := {span.weights for span in completion.spans} - {evaluation.weights}:
+        played = await player.play(episode, sampler)
+        nonlocal played_so_far
+        played_so_far += 1
+        on_played(played_so_far)
+        spans = [span for turn in played.turns for span in turn.completion.spans]
+        if strangers := {span.weights for span in spans} - {evaluation.weights}:
             raise CollectorError(f"evaluation {evaluation.id}: an answer has tokens of {sorted(map(tuple, strangers))}")
-        score, _ = await scored(scorer, prompt, completion, ticket=index, member=sample)
         return _entry(
             prompt.row.id,
             prompt=prompt,
-            answer=prompts.read(completion.token_ids.tolist()),
-            reward=score.outcome,  # shaping is for training
-            failure=score.failure,
-            finish_reason=completion.finish_reason,
+            answer=prompts.read(played.turns[-1].completion.token_ids.tolist()),
+            reward=played.score.outcome,  # shaping is for training
+            failure=played.score.failure,
+            finish_reason=played.finish_reason,
         )
 
     asked: list[Prompt | PromptError] = []

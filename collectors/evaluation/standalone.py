@@ -11,11 +11,11 @@ from typing import Any
 import msgspec
 
 from asyncrl.buffers.concurrency import all_or_nothing, end_all
-from asyncrl.collectors.engines.base import Completion, Request, Sampling
+from asyncrl.collectors.engines.base import Sampling
 from asyncrl.collectors.evaluation.heldout import Evaluation, evaluate
 from asyncrl.collectors.fleet import CollectorError, Fleet, engine_makers
+from asyncrl.collectors.playing import task_parts
 from asyncrl.collectors.rollout import run_of, sampling_of
-from asyncrl.collectors.scoring import task_parts
 from asyncrl.config.recipe import Recipe
 from asyncrl.staleness import Weights
 from asyncrl.weights.base import StagedWeights
@@ -42,34 +42,26 @@ async def evaluate_folder(
 
     Same prompts, engine and verifier processes as in a run of the recipe, and with `seed` = `run.seed` the same seeds,
     so that a run's last checkpoint gives the run's last evaluation. `adjust` changes the recipe's sampling; `on_answer`
-    hears how many answers are sampled, of how many.
+    hears how many answers there are, of how many.
 
     Raises what building the task raises, then EngineError, CollectorError, VerifierError, WeightsError. Takes as long
     as it takes: an engine that makes no token for `collector.group_timeout_s` ends it.
     """
-    task, scorer = await asyncio.to_thread(task_parts, recipe, model_path)
+    task, player = await asyncio.to_thread(task_parts, recipe, model_path)
     # What is evaluated is whole: no engine has to keep a base for adapters.
     whole = msgspec.structs.replace(recipe, weights=msgspec.structs.replace(recipe.weights, lora="merged"))
     fleet = Fleet(engine_makers(whole, "eval", model_path))
     prompts = min(prompts, task.heldout_rows)
-    sampled = 0
-
-    async def generate(request: Request) -> Completion:
-        nonlocal sampled
-        completion = await fleet.generate(fleet.hosts, request)
-        sampled += 1
-        on_answer(sampled, prompts * samples)
-        return completion
-
     try:
-        await all_or_nothing([scorer.start(), fleet.start()])
+        await all_or_nothing([player.start(), fleet.start()])
         await _serve(fleet, await asyncio.to_thread(partial(own_weights, recipe, model_path)))
         work = asyncio.ensure_future(
             evaluate(
                 Evaluation("eval", FIXED, prompts, samples),
                 prompts=task,
-                scorer=scorer,
-                generate=generate,
+                player=player,
+                sampler=fleet.sampler(fleet.hosts),
+                on_played=lambda played: on_answer(played, prompts * samples),
                 sampling=adjust(sampling_of(recipe, task.stop_token_ids)),
                 run=run_of(recipe.run.name, seed),
             )
@@ -78,7 +70,7 @@ async def evaluate_folder(
         answers: list[dict[str, Any]] = result["answers"]
         return answers
     finally:
-        await asyncio.gather(fleet.close(), scorer.close())
+        await asyncio.gather(fleet.close(), player.close())
 
 
 def own_weights(recipe: Recipe, model_path: Path) -> StagedWeights:

@@ -14,8 +14,11 @@ import pytest
 from asyncrl.buffers.base import Ticket
 from asyncrl.buffers.concurrency import all_or_nothing, end_all
 from asyncrl.collectors.engines.base import Completion, Sampling, Span
-from asyncrl.collectors.rollout import Prompt, SimulatedPrompts, TaskPrompts, group_requests
-from asyncrl.collectors.scoring import SimulatedScorer, hand_over, nothing_sampled, scored, trajectory, unusable
+from asyncrl.collectors.episode import Played, Turn, episodes
+from asyncrl.collectors.rollout import Prompt, SimulatedPrompts, TaskPrompts
+from asyncrl.collectors.scoring import SimulatedScorer, hand_over, unusable
+from asyncrl.collectors.segments import trajectories
+from asyncrl.collectors.single import SinglePlayer, nothing_sampled
 from asyncrl.learners.tiny_tokenizer import build_tokenizer
 from asyncrl.rewards.pool import Score
 from asyncrl.schema import decode, digest
@@ -27,8 +30,12 @@ PROMPT = Prompt(Row("train-3", "reverse 12", "21"), (7, 8, 9))
 TICKET = Ticket(ordinal=4, attempt=1, issued_for=Weights(1, 2), issued=100.0)
 
 
+def members(ordinal=4, attempt=1, *, run="run/0"):
+    return episodes(PROMPT, Sampling(), run=run, ordinal=ordinal, attempt=attempt, group_size=3)
+
+
 def requests(ordinal=4, attempt=1, *, run="run/0"):
-    return group_requests(PROMPT, Sampling(), run=run, ordinal=ordinal, attempt=attempt, group_size=3)
+    return [episode.request() for episode in members(ordinal, attempt, run=run)]
 
 
 def completion(*spans: tuple[int, int], reason="stop"):
@@ -49,7 +56,9 @@ def completion(*spans: tuple[int, int], reason="stop"):
 
 
 def row(answer, score=None, member=0):
-    return trajectory(PROMPT, requests()[member], answer, score or Score({"exact": 1.0}, 1.0, ""), 103.0)
+    turn = Turn(requests()[member], answer)
+    (made,) = trajectories(Played((turn,), score or Score({"exact": 1.0}, 1.0, ""), 103.0, answer.finish_reason))
+    return made
 
 
 def unscored(failure):
@@ -144,10 +153,31 @@ def test_the_filter_looks_at_the_outcome_and_not_at_what_shaping_made_of_it():
 
 
 @pytest.mark.asyncio
-async def test_an_answer_the_engine_gave_up_on_is_not_scored():
-    score, _ = await scored(SimulatedScorer(), PROMPT, completion((2, 1), reason="error"), ticket=0, member=0)
-    assert math.isnan(score.reward)
-    assert score.failure == "engine_error"
+@pytest.mark.parametrize(("reason", "failure"), [("error", "engine_error"), ("abort", "engine_aborted"), ("stop", "")])
+async def test_an_answer_the_engine_gave_up_on_is_not_scored(reason, failure):
+    class Answers:
+        async def generate(self, request):
+            return completion((2, 1), reason=reason)
+
+    played = await SinglePlayer(SimulatedScorer()).play(members()[0], Answers())
+    assert math.isnan(played.score.reward) == bool(failure)
+    assert (played.score.failure, played.finish_reason) == (failure, reason)
+
+
+@pytest.mark.asyncio
+async def test_a_request_the_engine_refuses_is_a_failure_with_its_reason():
+    class Refuses:
+        async def generate(self, request):
+            raise ValueError("too long")
+
+    played = await SinglePlayer(SimulatedScorer()).play(members()[0], Refuses())
+    assert played.score.failure == "request_refused"
+    (made,) = trajectories(played)
+    assert (made.finish_reason, made.info, made.prompt_length) == (
+        "error",
+        {"error": "too long"},
+        len(PROMPT.token_ids),
+    )
 
 
 @pytest.mark.asyncio

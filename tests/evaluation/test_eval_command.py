@@ -13,8 +13,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from asyncrl.collectors import episode
 from asyncrl.collectors.engines.base import request_seed
-from asyncrl.collectors.evaluation import heldout
 from asyncrl.config.loading import load_recipe
 from asyncrl.learners import checkpoint as checkpoints
 from asyncrl.runtime import folder as folders
@@ -92,7 +92,7 @@ def test_a_run_and_its_checkpoint_are_the_same_model(cli, tmp_path, run_folder):
 def test_seeds_and_prompts_are_those_of_a_run(cli, tmp_path, run_folder, monkeypatch):
     """The first answer to each row has the seed that the collector gives the evaluations of a run."""
     seeds: list[int] = []
-    monkeypatch.setattr(heldout, "request_seed", lambda *key: seeds.append(request_seed(*key)) or seeds[-1])
+    monkeypatch.setattr(episode, "request_seed", lambda *key: seeds.append(request_seed(*key)) or seeds[-1])
     monkeypatch.chdir(tmp_path)
     target = find_target(str(run_folder))
     plan = Plan(prompts=3, samples=1, ks=[1], temperature=None, max_tokens=None, seed=0, pass_above=0.0)

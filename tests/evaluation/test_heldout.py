@@ -12,6 +12,7 @@ import pytest
 from asyncrl.collectors.engines.base import Completion, Request, Sampling
 from asyncrl.collectors.evaluation.heldout import Evaluation, evaluate
 from asyncrl.collectors.rollout import Prompt, PromptError, SimulatedPrompts
+from asyncrl.collectors.single import SinglePlayer
 from asyncrl.rewards.pool import Score
 from asyncrl.staleness import Weights
 
@@ -32,8 +33,9 @@ class Unpresentable:
         raise PromptError("row_error", f"row {index} is broken")
 
 
-async def never(request: Request) -> Completion:
-    raise AssertionError(f"{request.id} was generated")
+class Never:
+    async def generate(self, request: Request) -> Completion:
+        raise AssertionError(f"{request.id} was generated")
 
 
 @pytest.mark.asyncio
@@ -49,8 +51,8 @@ async def test_rows_are_rendered_once_and_others_go_on_between_them() -> None:
         result = await evaluate(
             Evaluation("e", Weights(1, 0), ROWS, samples=4),
             prompts=prompts,
-            scorer=Any,  # type: ignore[arg-type]  # nothing to score
-            generate=never,
+            player=SinglePlayer(Any),  # nothing to score
+            sampler=Never(),  # type: ignore[arg-type]  # asked by nobody
             sampling=Sampling(max_tokens=1),
             run="run/0",
         )
@@ -76,9 +78,10 @@ class Plain(Shaped):
         return Score({"exact": 1.0, "overlong": -1.0}, 0.0, "")
 
 
-async def one_token(request: Request) -> Completion:
-    none = np.zeros(1, np.int32)
-    return Completion(none, np.zeros(1, np.float32), none, spans=(), finish_reason="length")
+class OneToken:
+    async def generate(self, request: Request) -> Completion:
+        none = np.zeros(1, np.int32)
+        return Completion(none, np.zeros(1, np.float32), none, spans=(), finish_reason="length")
 
 
 @pytest.mark.asyncio
@@ -89,8 +92,8 @@ async def test_success_is_what_the_task_says_and_not_what_is_trained_on() -> Non
         result = await evaluate(
             Evaluation("e", Weights(1, 0), prompts=1, samples=2),
             prompts=SimulatedPrompts(),
-            scorer=scorer,  # type: ignore[arg-type]  # starts and closes nothing
-            generate=one_token,
+            player=SinglePlayer(scorer),  # type: ignore[arg-type]  # starts and closes nothing
+            sampler=OneToken(),  # type: ignore[arg-type]  # nobody listens
             sampling=Sampling(max_tokens=1),
             run="run/0",
         )
