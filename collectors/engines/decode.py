@@ -14,16 +14,22 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import Cache
 
 from asyncrl.collectors.engines.base import Completion, EngineError, FinishReason, Request
 from asyncrl.collectors.engines.head import widen_head
 from asyncrl.collectors.engines.kv import KeysValues, SlotCache
-from asyncrl.collectors.engines.sampling import draw, uniforms
+from asyncrl.collectors.engines.sampling import draw, left_in, may_draw, support_of, truncates, uniforms
 from asyncrl.collectors.engines.spans import Served, Stretches, token_versions
+from asyncrl.collectors.engines.stops import StopStrings
+from asyncrl.schema.support import Support
 
 log = logging.getLogger(__name__)
+
+_ALL = np.empty(0, np.int32)
+"""A draw between all tokens, in the words of Support."""
 
 _PREFILL_TOKENS = 8192
 """Padded tokens of one prefill forward, at most (one longer prompt goes alone): bounds its activations, and how long
@@ -31,30 +37,55 @@ the running rows stand still for newcomers."""
 
 
 class Generation:
-    """One request from submission to its completion. Written by the decode thread; lengths may be read from any."""
+    """One request from submission to its completion. Written by the decode thread, readable from any: what a token
+    comes with is there before the token is, so that the first len(tokens) of everything belong together."""
 
-    def __init__(self, request: Request, budget: int) -> None:
+    def __init__(self, request: Request, budget: int, stops: StopStrings | None = None) -> None:
+        sampling = request.sampling
         self.request = request
         self.budget = budget  # tokens it may sample: max_tokens, or what max_length leaves
         self.tokens: list[int] = []
         self.logprobs: list[float] = []
+        # Per token what it was drawn between; None: no draw of this request is restricted.
+        self.support: list[NDArray[np.int32]] | None = None
         self.stretches = Stretches()
+        self.prompted: Served | None = None  # the weights that computed the keys and values of its prompt
         self.finish_reason: FinishReason | None = None
+        self.stopped_by = ""
         self.error = ""
         self.first_token = 0.0
         self._uniforms = uniforms(request.seed, request.position + budget)[request.position :]
-        self._stop = frozenset(request.sampling.stop_token_ids)
+        self._stop = frozenset(sampling.stop_token_ids)
+        self._stops = stops
+        self._truncates = truncates(sampling)
+        if self._truncates or (self._stop and sampling.min_tokens > 0):
+            self.support = []
 
     @property
     def next_uniform(self) -> float:
         return self._uniforms.item(len(self.tokens))
 
     @property
-    def cached(self) -> list[int]:
-        """The tokens whose keys and values a running row holds: all but the newest, which the next step feeds."""
-        return [*self.request.token_ids, *self.tokens[:-1]]
+    def barred(self) -> frozenset[int]:
+        """What may not be drawn next, however likely."""
+        return self._stop if len(self.tokens) < self.request.sampling.min_tokens else frozenset()
 
-    def add(self, token: int, logprob: float, served: Served) -> None:
+    @property
+    def restricted(self) -> bool:
+        """Whether the next token is not drawn between all."""
+        return self.support is not None and (self._truncates or bool(self.barred))
+
+    @property
+    def newest(self) -> int:
+        """The token that the next step feeds."""
+        return self.tokens[-1] if self.tokens else self.request.token_ids[-1]
+
+    @property
+    def cached(self) -> list[int]:
+        """The tokens whose keys and values a running row holds: all but the newest."""
+        return [*self.request.token_ids, *self.tokens][:-1]
+
+    def add(self, token: int, logprob: float, served: Served, support: NDArray[np.int32] = _ALL) -> None:
         """Take the token drawn for this request, and see whether it was the last."""
         if not math.isfinite(logprob):
             self.finish_reason = "error"
@@ -63,27 +94,35 @@ class Generation:
         if not self.tokens:
             self.first_token = time.time()
         self.stretches.mark(len(self.tokens), served)
-        self.tokens.append(token)
         self.logprobs.append(logprob)
-        if token in self._stop:
+        if self.support is not None:
+            self.support.append(support)
+        self.tokens.append(token)
+        if self._stops is not None:
+            self.stopped_by = self._stops.add(token, passed=len(self.tokens) <= self.request.sampling.min_tokens)
+        if token in self._stop or self.stopped_by:
             self.finish_reason = "stop"
         elif len(self.tokens) == self.budget:
             self.finish_reason = "length"
 
     def completion(self) -> Completion:
-        """What was sampled so far, once `finish_reason` is set."""
-        if self.finish_reason is None:
-            raise RuntimeError(f"request {self.request.id} is still running: it has no completion yet")
-        spans = self.stretches.spans(len(self.tokens))
+        """What was sampled so far, in any thread; finish_reason "abort" while it runs."""
+        finish_reason = self.finish_reason or "abort"
+        count = len(self.tokens)
+        spans = self.stretches.spans(count)
+        supports = [] if self.support is None else self.support[:count]
+        counts = np.array([len(ids) for ids in supports], dtype=np.int32)
         return Completion(
-            token_ids=np.array(self.tokens, dtype=np.int32),
-            logprobs=np.array(self.logprobs, dtype=np.float32),
+            token_ids=np.array(self.tokens[:count], dtype=np.int32),
+            logprobs=np.array(self.logprobs[:count], dtype=np.float32),
             versions=token_versions(spans),
             spans=spans,
-            finish_reason=self.finish_reason,
+            finish_reason=finish_reason,
             first_token=self.first_token,
             done=time.time(),
             error=self.error,
+            support=Support(counts, np.concatenate(supports)) if counts.any() else None,
+            stopped_by=self.stopped_by,
         )
 
 
@@ -112,9 +151,14 @@ class Decoder:
         return self._slots - len(self.running)
 
     def join(self, newcomers: Sequence[Generation], served: Served) -> list[Generation]:
-        """Prefill newcomers, at most `free`, and draw the first token of each. Returns those that end with it."""
+        """Take in newcomers, at most `free`. Those whose prompt a running member of their group holds, computed under
+        these very weights, begin with its columns, and the next step is their first. The others are prefilled, and the
+        first token of each is drawn. Returns those that end with it."""
+        late = self._share(newcomers, served)
         prompts: dict[tuple[int, ...], list[Generation]] = {}
         for generation in newcomers:
+            if generation in late:
+                continue
             prompts.setdefault(generation.request.token_ids, []).append(generation)
         for chunk in _chunks(sorted(prompts, key=len)):
             logits, prefilled = self._prefill(chunk)
@@ -122,13 +166,15 @@ class Decoder:
             source = [row for row, _ in members]
             generations = [generation for _, generation in members]
             self._cache.append(prefilled, source, [len(g.request.token_ids) for g in generations])
+            for generation in generations:
+                generation.prompted = served
             self.running.extend(generations)
             self._draw(generations, logits[torch.tensor(source, device=logits.device)], served)
         return self.sweep()
 
     def step(self, served: Served) -> list[Generation]:
         """One token for every running request. Returns those that end with it."""
-        logits = self._continue([g.tokens[-1] for g in self.running], self._cache)
+        logits = self._continue([g.newest for g in self.running], self._cache)
         self._draw(self.running, logits, served)
         return self.sweep()
 
@@ -141,13 +187,15 @@ class Decoder:
         self.running = [self.running[row] for row in self._cache.remove(ended)]
         return finished
 
-    def rebuild(self) -> None:
-        """Compute the keys and values of all running requests anew, under the weights served now."""
+    def rebuild(self, served: Served) -> None:
+        """Compute the keys and values of all running requests anew, under the weights served now: `served`."""
         running, self.running = sorted(self.running, key=lambda g: len(g.cached)), []
         self._cache.clear()
         for chunk in _chunks([tuple(g.cached) for g in running]):
             _, prefilled = self._prefill(chunk)
             self._cache.append(prefilled, range(len(chunk)), [len(tokens) for tokens in chunk])
+        for generation in running:
+            generation.prompted = served
         self.running = running
 
     def check_exact(self) -> None:
@@ -177,6 +225,21 @@ class Decoder:
                 f"{type(self._model).__name__} decodes differently in padded slots than alone (mean log-probability "
                 f"difference {difference:.2g}, limit {limit}): its behaviour log-probabilities would be wrong"
             )
+
+    def _share(self, newcomers: Sequence[Generation], served: Served) -> set[Generation]:
+        """Give rows to those newcomers whose prompt is held already, all of it but the token that the next step feeds.
+        Returns them."""
+        holders = {g.request.group: row for row, g in enumerate(self.running) if g.prompted is served}
+        late: dict[Generation, int] = {}
+        for generation in newcomers:
+            row, prompt = holders.get(generation.request.group), generation.request.token_ids
+            if row is not None and len(prompt) > 1 and self.running[row].request.token_ids == prompt:
+                late[generation] = row
+                generation.prompted = served
+        if late:
+            self._cache.branch(list(late.values()), [len(g.request.token_ids) - 1 for g in late])
+            self.running.extend(late)
+        return set(late)
 
     def _prefill(self, sequences: Sequence[tuple[int, ...]]) -> tuple[torch.Tensor, KeysValues]:
         """One left-padded forward. Returns (logits of each sequence's last token [n, vocabulary], keys and values)."""
@@ -212,9 +275,19 @@ class Decoder:
 
     def _draw(self, generations: Sequence[Generation], logits: torch.Tensor, served: Served) -> None:
         temperatures = [g.request.sampling.temperature for g in generations]
+        supports = [_ALL] * len(generations)
+        if restricted := [row for row, g in enumerate(generations) if g.restricted]:
+            rows = torch.tensor(restricted, device=logits.device)
+            few = [generations[row] for row in restricted]
+            kept = may_draw(logits[rows], [g.request.sampling for g in few], [g.barred for g in few])
+            logits = left_in(logits, rows, kept)
+            for row, support in zip(restricted, support_of(kept), strict=True):
+                supports[row] = support
         ids, logprobs = draw(logits, temperatures, [g.next_uniform for g in generations])
-        for generation, token, logprob in zip(generations, ids.tolist(), logprobs.tolist(), strict=True):
-            generation.add(token, logprob, served)
+        for generation, token, logprob, support in zip(
+            generations, ids.tolist(), logprobs.tolist(), supports, strict=True
+        ):
+            generation.add(token, logprob, served, support)
         self.sampled += len(generations)
 
 

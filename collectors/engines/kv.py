@@ -74,6 +74,15 @@ class SlotCache(Cache):
                 buffer[first:last, :, self.end - columns : self.end] = block
         self.lengths.extend(lengths)
 
+    def branch(self, source: Sequence[int], lengths: Sequence[int]) -> None:
+        """New rows after the live ones that begin like live ones: row i takes the first lengths[i] columns of row
+        source[i]."""
+        for row, length in zip(source, lengths, strict=True):
+            start, new = self.end - self.lengths[row], self.rows
+            for layer in self.slot_layers:
+                layer.branch(row, new, start, self.end - length, length)
+            self.lengths.append(length)
+
     def reserve(self, *, left: int = 0, right: int = 1) -> None:
         """Make `left` columns before `end` and `right` from it on exist, moving the window or enlarging the buffers."""
         if left <= self.end and self.end + right <= self.capacity:
@@ -170,6 +179,10 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
             into = torch.tensor(targets, device=self.keys.device)
             self.keys[into, :, start:end] = self.keys[from_, :, start:end]
             self.values[into, :, start:end] = self.values[from_, :, start:end]
+
+    def branch(self, source: int, target: int, start: int, into: int, columns: int) -> None:
+        for buffer in (self.keys, self.values):
+            buffer[target, :, into : into + columns] = buffer[source, :, start : start + columns]
 
     def wipe(self, rows: Sequence[int], start: int, end: int) -> None:
         """Zero rows that end: one that ended because its numbers were NaN must not leave them for the next one. All

@@ -1,4 +1,4 @@
-"""Which weights sampled which tokens: the bookkeeping both engines stamp their completions with."""
+"""Which weights sampled which tokens: the bookkeeping that engines stamp their completions with."""
 
 from __future__ import annotations
 
@@ -18,6 +18,22 @@ class Served:
 
     weights: Weights
     checksum: str
+
+
+def label_of(served: Served) -> str:
+    """The weight version that a server stamps its tokens with. It says all that a span needs: no table has to be kept
+    for as long as a request may run.
+
+    >>> label_of(Served(Weights(1, 7), "9c0f"))
+    '1/7/9c0f'
+    """
+    return f"{served.weights.lineage}/{served.weights.version}/{served.checksum}"
+
+
+def served_of(label: str) -> Served:
+    """`label_of` backwards. Raises ValueError for a label that is none."""
+    lineage, version, checksum = label.split("/")
+    return Served(Weights(int(lineage), int(version)), checksum)
 
 
 @dataclass(slots=True)
@@ -44,11 +60,13 @@ class Stretches:
             self._starts.append((position, served))
 
     def spans(self, total: int) -> tuple[Span, ...]:
-        """The spans of the first `total` tokens, in order, without gaps; none is empty."""
-        ends = [*(start for start, _ in self._starts[1:]), total]
+        """The spans of the first `total` tokens, in order, without gaps; none is empty. In any thread: what `mark` does
+        meanwhile is about later tokens."""
+        starts = list(self._starts)
+        ends = [*(start for start, _ in starts[1:]), total]
         return tuple(
             Span(weights=served.weights, start=start, end=min(end, total), checksum=served.checksum)
-            for (start, served), end in zip(self._starts, ends, strict=False)  # nothing sampled: no start, one end
+            for (start, served), end in zip(starts, ends, strict=False)  # nothing sampled: no start, one end
             if start < min(end, total)
         )
 

@@ -16,16 +16,19 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
+from traceback import clear_frames
 from typing import Any
 
 import torch
+from tokenizers import Tokenizer
 from transformers import PreTrainedModel
 
 from asyncrl.collectors.engines.base import Completion, Engine, EngineError, KvMode, Request
 from asyncrl.collectors.engines.decode import Decoder, Generation
 from asyncrl.collectors.engines.live import LiveModel, load_base, load_model
-from asyncrl.collectors.engines.refusal import refusal, truncation
+from asyncrl.collectors.engines.refusal import refusal
 from asyncrl.collectors.engines.spans import Served
+from asyncrl.collectors.engines.stops import StopStrings, load_tokenizer
 from asyncrl.staleness import Weights
 from asyncrl.weights.adapter import Base
 from asyncrl.weights.base import StagedWeights, WeightsError
@@ -55,6 +58,12 @@ class _Activate:
 @dataclass(frozen=True, slots=True)
 class _Close:
     pass
+
+
+@dataclass(slots=True)
+class _Listener:
+    heard: Callable[[], None]
+    heard_of: int  # tokens
 
 
 _Command = _Submit | _Abort | _Activate | _Close
@@ -93,7 +102,10 @@ class TransformersEngine(Engine):
         self._live: LiveModel | None = None
         self._vocabulary = 0
         self._limit = 0
+        self._tokenizer: asyncio.Future[Tokenizer] | None = None  # of stop strings, once somebody asked for one
         self._active: dict[str, tuple[Generation, asyncio.Future[Completion]]] = {}
+        self._lost: dict[str, Generation] = {}  # what ran when the decode thread ended
+        self._listeners: dict[str, _Listener] = {}
         self._activations: set[asyncio.Future[Served]] = set()
         self._ended: BaseException | None = None  # why the decode thread no longer runs
 
@@ -137,6 +149,7 @@ class TransformersEngine(Engine):
             await asyncio.to_thread(self._thread.join, _CLOSE_S)  # its last words come before its end
         if self._thread is not None and self._thread.is_alive():
             raise EngineError(f"engine {self.name} is running: close() it before start()")
+        self._thread = self._live = self._tokenizer = None  # before the next model is loaded: memory need not hold two
         loop = asyncio.get_running_loop()
         try:
             model, base = await asyncio.to_thread(self._load)
@@ -154,26 +167,25 @@ class TransformersEngine(Engine):
         await asyncio.to_thread(_check_exact, decoder)
         self._live = LiveModel(model, base)
         self._thread = _DecodeThread(
-            f"decode-{self.name}", decoder, self._live, loop, on_finished=self._finish, on_end=self._end
+            f"decode-{self.name}",
+            decoder,
+            self._live,
+            loop,
+            on_finished=self._finish,
+            on_tokens=self._tell,
+            on_end=self._end,
         )
         self._ended = None
+        self._lost.clear()
         self._thread.start()
 
     async def generate(self, request: Request) -> Completion:
         """See Engine. Cancelling it aborts the request."""
-        if self._ended is not None:
-            raise self._error()
-        if self._thread is None or self._thread.served is None:
-            raise EngineError(f"engine {self.name} serves nothing yet: stage and activate weights before generate()")
-        generation = self._admit(request)
-        future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
-        self._active[request.id] = (generation, future)
-        self._thread.put(_Submit(generation))
         try:
-            return await future
-        except asyncio.CancelledError:
-            self.abort([request.id])
-            raise
+            return await self._answer(request, await self._stop_tokenizer() if request.sampling.stop else None)
+        finally:
+            self._listeners.pop(request.id, None)
+            self._listening()
 
     def abort(self, request_ids: Sequence[str]) -> None:
         if self._thread is not None and self._ended is None:
@@ -182,6 +194,17 @@ class TransformersEngine(Engine):
     def progress(self, request_id: str) -> int:
         active = self._active.get(request_id)
         return len(active[0].tokens) if active else 0
+
+    def partial(self, request_id: str) -> Completion | None:
+        """See Engine. After the engine died until it is started again."""
+        active = self._active.get(request_id)
+        generation = active[0] if active else self._lost.get(request_id)
+        return generation.completion() if generation else None
+
+    def listen(self, request_id: str, heard: Callable[[], None]) -> None:
+        """See Engine. Before the request's `generate` has begun, too."""
+        self._listeners[request_id] = _Listener(heard, heard_of=self.progress(request_id))
+        self._listening()
 
     async def stage(self, staged: StagedWeights) -> None:
         """Copy verified weights beside the served ones. Raises WeightsError if they do not fit the model."""
@@ -226,14 +249,53 @@ class TransformersEngine(Engine):
         base = load_base(self._model_path, **self._load_arguments) if self._adapters else None
         return load_model(self._model_path, dtype=self._dtype, **self._load_arguments), base
 
-    def _admit(self, request: Request) -> Generation:
+    async def _answer(self, request: Request, tokenizer: Tokenizer | None) -> Completion:
+        if self._ended is not None:
+            raise self._error()
+        if self._thread is None or self._thread.served is None:
+            raise EngineError(f"engine {self.name} serves nothing yet: stage and activate weights before generate()")
+        generation = self._admit(request, tokenizer)
+        future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
+        self._active[request.id] = (generation, future)
+        self._thread.put(_Submit(generation))
+        try:
+            return await future
+        except asyncio.CancelledError:
+            self.abort([request.id])
+            raise
+
+    async def _stop_tokenizer(self) -> Tokenizer:
+        """Loaded once, off the loop, when the first request with stop strings comes."""
+        if self._tokenizer is None:
+            trust: bool = self._load_arguments["trust_remote_code"]
+            self._tokenizer = asyncio.ensure_future(
+                asyncio.to_thread(load_tokenizer, self._model_path, trust_remote_code=trust)
+            )
+        return await asyncio.shield(self._tokenizer)  # a request that is cancelled leaves it to the others
+
+    def _admit(self, request: Request, tokenizer: Tokenizer | None) -> Generation:
         """The request as something that runs. Raises ValueError if it cannot be served exactly."""
-        why = refusal(request, limit=self._limit, vocabulary=self._vocabulary) or truncation(request)
+        why = refusal(request, limit=self._limit, vocabulary=self._vocabulary)
         if request.id in self._active:
             why = "a request of this id is running: ids must be unique"
         if why:
             raise ValueError(f"request {request.id}: {why}")
-        return Generation(request, budget=min(request.sampling.max_tokens, self._limit - len(request.token_ids)))
+        begun = request.token_ids[len(request.token_ids) - request.position :]
+        return Generation(
+            request,
+            budget=min(request.sampling.max_tokens, self._limit - len(request.token_ids)),
+            stops=StopStrings(tokenizer, request.sampling.stop, begun) if tokenizer else None,
+        )
+
+    def _listening(self) -> None:
+        if self._thread is not None:
+            self._thread.heard_by = len(self._listeners)
+
+    def _tell(self) -> None:
+        for request_id, listener in list(self._listeners.items()):
+            if (progress := self.progress(request_id)) > listener.heard_of:
+                listener.heard_of = progress
+                listener.heard()
 
     def _finish(self, finished: Sequence[Generation]) -> None:
         for generation in finished:
@@ -244,10 +306,14 @@ class TransformersEngine(Engine):
     def _end(self, cause: BaseException | None) -> None:
         """The decode thread is gone: nobody may wait for it any longer."""
         self._ended = self._ended or cause or EngineError("it was closed")
-        waiting = [future for _, future in self._active.values()]
-        self._active.clear()
-        for future in waiting:
-            if not future.done():
+        ended, self._active = self._active, {}
+        for request_id, (generation, future) in ended.items():
+            if future.done():
+                continue
+            if generation.finish_reason is not None:  # it was whole already when the thread died
+                future.set_result(generation.completion())
+            else:
+                self._lost[request_id] = generation
                 future.set_exception(self._error())
         for answer in self._activations:
             if not answer.done():
@@ -262,7 +328,8 @@ class TransformersEngine(Engine):
 
 
 class _DecodeThread(threading.Thread):
-    """Owns the decoder. `served`, `paused_s` and the decoder's counters are written here and read from anywhere."""
+    """Owns the decoder. `served`, `paused_s` and the decoder's counters are written here and read from anywhere;
+    `heard_by`, how many want to hear of new tokens, the other way round."""
 
     def __init__(
         self,
@@ -272,15 +339,19 @@ class _DecodeThread(threading.Thread):
         loop: asyncio.AbstractEventLoop,
         *,
         on_finished: Callable[[list[Generation]], None],
+        on_tokens: Callable[[], None],
         on_end: Callable[[BaseException | None], None],
     ) -> None:
         super().__init__(name=name, daemon=True)  # daemon: a process that forgot close() can still exit
         self.decoder = decoder
         self.served: Served | None = None
         self.paused_s = 0.0
+        self.heard_by = 0
         self._live = live
         self._loop = loop
         self._on_finished = on_finished
+        self._on_tokens = on_tokens
+        self._told = True  # the loop has taken the last news: no second one waits behind it
         self._on_end = on_end
         self._queue: dict[str, Generation] = {}  # waiting for a slot, first come first served
         self._inbox: SimpleQueue[_Command] = SimpleQueue()
@@ -297,6 +368,8 @@ class _DecodeThread(threading.Thread):
                     pass
         except BaseException as error:
             # Everything, SystemExit of model code included: whoever waits for this thread must hear of its end.
+            # Its frames would keep the tensors of the step that failed for as long as somebody keeps the error.
+            clear_frames(error.__traceback__)
             cause = error
         self._post(self._on_end, cause)
 
@@ -322,7 +395,15 @@ class _DecodeThread(threading.Thread):
                 finished += self.decoder.step(self.served)
         if finished:
             self._post(self._on_finished, finished)
+        if self.heard_by and self._told and self.decoder.running:
+            self._told = False
+            self._post(self._tell)
         return True
+
+    def _tell(self) -> None:
+        """In the loop. What comes from here on is news again, which this turn may not see any more."""
+        self._told = True
+        self._on_tokens()
 
     def _take(self) -> list[_Command]:
         """All commands at hand. With nothing to decode it sleeps without a limit: every event that could change that
@@ -348,7 +429,7 @@ class _DecodeThread(threading.Thread):
             self._post(_resolve, command.answer, None, error)
             return
         if command.kv == "recompute":
-            self.decoder.rebuild()
+            self.decoder.rebuild(served)
         self.served = served
         self.paused_s += time.perf_counter() - began
         self._post(_resolve, command.answer, served, None)

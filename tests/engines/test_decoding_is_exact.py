@@ -134,7 +134,7 @@ def versions_change_on_the_way(kv: str) -> tuple[dict[int, object], list[tuple[R
         live.stage(staged(models[version], 1, version))
         served = live.activate()
         if kv == "recompute":
-            decoder.rebuild()
+            decoder.rebuild(served)
     while decoder.running:
         done += decoder.step(served)
     return dict(models), [(g.request, g.completion()) for g in done]

@@ -122,7 +122,7 @@ async def test_a_decode_thread_that_dies_fails_everyone_with_the_cause_and_can_b
 async def test_an_activation_that_kills_the_thread_does_not_hang_its_caller(
     saved: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(_: Decoder) -> None:
+    def broken(*_: object) -> None:
         raise RuntimeError("out of memory")
 
     monkeypatch.setattr(Decoder, "rebuild", broken)
@@ -169,8 +169,14 @@ async def test_an_answer_that_was_begun_goes_on_with_the_same_draws(saved: Path)
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"top_p": 0.9}, "top_p 0.9"),
-        ({"top_k": 50}, "top_k 50"),
+        ({"top_p": 0.0}, "top_p 0.0"),
+        ({"top_p": 1.1}, "top_p 1.1"),
+        ({"top_p": float("nan")}, "top_p nan"),
+        ({"top_k": 0}, "top_k 0"),
+        ({"min_p": -0.1}, "min_p -0.1"),
+        ({"min_p": 1.1}, "min_p 1.1"),
+        ({"min_tokens": -1}, "min_tokens -1"),
+        ({"stop": ("a", "")}, "stop strings need the model's tokenizer"),
         ({"temperature": -1.0}, "temperature"),
         ({"temperature": float("nan")}, "temperature"),
         ({"max_tokens": 0}, "max_tokens"),

@@ -62,9 +62,9 @@ class Collecting:
         for (name, mine), (other, theirs) in zip(tensors, served_weights(trainer.whole), strict=True):
             assert name == other
             mine.copy_(theirs)
-        if self.update == "recompute" and self.served is not None:
-            self.decoder.rebuild()
-        self.served = Served(Weights(1, version), combined_checksum(tensors))
+        first, self.served = self.served is None, Served(Weights(1, version), combined_checksum(tensors))
+        if self.update == "recompute" and not first:
+            self.decoder.rebuild(self.served)
 
     @torch.inference_mode()
     def decode(self) -> list[pa.RecordBatch]:
