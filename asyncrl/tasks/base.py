@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, TypedDict
+from typing import Any, Literal, NotRequired, Protocol, TypedDict
 
 Split = Literal["train", "heldout"]
 
@@ -19,10 +19,17 @@ class TaskError(Exception):
 
 
 class Message(TypedDict):
-    """One chat message, in the form every chat template takes."""
+    """One chat message, in the form every chat template takes.
+
+    tool_calls: what an assistant asked for, [{"id", "type": "function", "function": {"name", "arguments": {...}}}];
+    tool_call_id and name: which of them a message of the role `tool` answers.
+    """
 
     role: str
     content: str
+    tool_calls: NotRequired[Sequence[Mapping[str, Any]]]
+    tool_call_id: NotRequired[str]
+    name: NotRequired[str]
 
 
 @dataclass(frozen=True, slots=True)

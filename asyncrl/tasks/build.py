@@ -16,14 +16,16 @@ from typing import Any, cast, get_args
 import msgspec
 
 from asyncrl.config import recipe
+from asyncrl.config.adapters import ReasoningGymTask
 from asyncrl.rewards.parts import check_weights
 from asyncrl.tasks.base import Answer, Message, Row, Split, Task, TaskError
 from asyncrl.tasks.chat import conversation
+from asyncrl.tasks.reasoning_gym import ReasoningGym
 from asyncrl.tasks.reverse import Reverse
 from asyncrl.tasks.single_turn import SingleTurn
 from asyncrl.tasks.uppercase import Uppercase
 
-BUILT_IN = ("reverse", "uppercase", "single-turn")
+BUILT_IN = ("reverse", "uppercase", "single-turn", "reasoning-gym")
 
 LOOKED_AT = 100
 """Rows of a split whose ids are compared: a procedural task may have 2**40."""
@@ -49,6 +51,8 @@ def construct(config: recipe.Task, *, seed: int) -> Task:
         return Uppercase()
     if isinstance(config, recipe.SingleTurnTask):
         return SingleTurn(config)
+    if isinstance(config, ReasoningGymTask):
+        return ReasoningGym(config)
     return CustomTask(config, seed=seed)
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, cast
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, cast
 
 from asyncrl.tasks.base import Message, TaskError
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig, PreTrainedTokenizerBase
+
+MESSAGE_KEYS = ("role", "content", "tool_calls", "tool_call_id", "name")
+"""What a template is given of a message: other keys are the row's own affair."""
 
 
 def conversation(prompt: str | Sequence[Message], system_prompt: str | None = None) -> list[Message]:
@@ -37,13 +40,35 @@ def render(
 
     Raises TaskError: no chat template (a base model), or the template refuses the conversation.
     """
+    return cast("list[int]", _applied(tokenizer, messages, tools=None, answer_follows=answer_follows, tokenize=True))
+
+
+def template_text(
+    tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], *, tools: Sequence[Mapping[str, Any]] | None = None
+) -> str:
+    """What `render` gives the ids of, with the mark that opens the next answer. tools: schemas of what the model may
+    call. Raises TaskError as `render` does."""
+    return cast("str", _applied(tokenizer, messages, tools=tools, answer_follows=True, tokenize=False))
+
+
+def _applied(
+    tokenizer: PreTrainedTokenizerBase,
+    messages: Sequence[Message],
+    *,
+    tools: Sequence[Mapping[str, Any]] | None,
+    answer_follows: bool,
+    tokenize: bool,
+) -> object:
     check_template(tokenizer)
+    # Values of messages may be lists and mappings, which the declaration of transformers leaves out.
+    chat: Any = [{key: value for key, value in message.items() if key in MESSAGE_KEYS} for message in messages]
     try:
         # The template writes the special tokens itself: adding the tokenizer's own would double the first one.
-        ids = tokenizer.apply_chat_template(
-            [{"role": message["role"], "content": message["content"]} for message in messages],
+        return tokenizer.apply_chat_template(
+            chat,
+            tools=None if tools is None else [dict(tool) for tool in tools],
             add_generation_prompt=answer_follows,
-            tokenize=True,
+            tokenize=tokenize,
             return_dict=False,
             tokenizer_kwargs={"verbose": False},  # what is too long is said by whoever has a limit, by name
         )
@@ -54,7 +79,6 @@ def render(
             f"{type(error).__name__}: {error}\n"
             "Some templates take no system message: leave task.system_prompt out, or use another model."
         ) from error
-    return cast("list[int]", ids)
 
 
 def end_token_ids(

@@ -7,19 +7,19 @@ not depend on the run's seed (which only orders them), and a score on held-out r
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import overload
+from collections.abc import Mapping
 
 from asyncrl.rewards.exact import exact
 from asyncrl.tasks.base import Answer, Message, Row, Split, TaskError
 from asyncrl.tasks.chat import conversation
 from asyncrl.tasks.order import permute
+from asyncrl.tasks.procedural import ProceduralRows
 
 MAX_DIGITS = 100
 MAX_ROWS = 1 << 40  # far more than a run can use, and small enough for `len()`
 
 
-class ReverseRows(Sequence[Row]):
+class ReverseRows(ProceduralRows):
     """The rows of a split, made on demand: lengths take turns, and each length's strings go round in their order.
 
     One epoch shows every string of the greatest length once, and shorter ones as often as the lengths' turns ask.
@@ -29,21 +29,9 @@ class ReverseRows(Sequence[Row]):
         self._split = split
         self._shortest, self._longest = digits
         self._lengths = self._longest - self._shortest + 1
-        self._size = min(self._lengths * self._strings(self._longest)[1], MAX_ROWS)
+        super().__init__(min(self._lengths * self._strings(self._longest)[1], MAX_ROWS))
 
-    def __len__(self) -> int:
-        return self._size
-
-    @overload
-    def __getitem__(self, index: int) -> Row: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Row]: ...
-    def __getitem__(self, index: int | slice) -> Row | list[Row]:
-        if isinstance(index, slice):
-            return [self[position] for position in range(*index.indices(self._size))]
-        position = index + self._size if index < 0 else index
-        if not 0 <= position < self._size:
-            raise IndexError(f"row {index} of {self._size}")
+    def row(self, position: int) -> Row:
         turn, place = divmod(position, self._lengths)
         length = self._shortest + place
         first, count = self._strings(length)
