@@ -106,8 +106,16 @@ class Generation:
             self.finish_reason = "length"
 
     def completion(self) -> Completion:
-        """What was sampled so far, in any thread; finish_reason "abort" while it runs."""
-        finish_reason = self.finish_reason or "abort"
+        """The answer, once `finish_reason` is set."""
+        if self.finish_reason is None:
+            raise RuntimeError(f"request {self.request.id} is still running: it has no completion yet")
+        return self._sampled(self.finish_reason)
+
+    def partial(self) -> Completion:
+        """What was sampled by now, in any thread."""
+        return self._sampled("abort")
+
+    def _sampled(self, finish_reason: FinishReason) -> Completion:
         count = len(self.tokens)
         spans = self.stretches.spans(count)
         supports = [] if self.support is None else self.support[:count]

@@ -199,7 +199,7 @@ class TransformersEngine(Engine):
         """See Engine. After the engine died until it is started again."""
         active = self._active.get(request_id)
         generation = active[0] if active else self._lost.get(request_id)
-        return generation.completion() if generation else None
+        return generation.partial() if generation else None
 
     def listen(self, request_id: str, heard: Callable[[], None]) -> None:
         """See Engine. Before the request's `generate` has begun, too."""
