@@ -86,11 +86,17 @@ def mean_reward(rewards: Iterable[float]) -> float | None:
     return sum(known) / len(known) if known else None
 
 
+def members_of(trajectories: Sequence[Trajectory]) -> list[Trajectory]:
+    """The first row of each member: what is said of it, each of its segments says."""
+    return [row for row in trajectories if row.segment == 0]
+
+
 def unusable(
     trajectories: Sequence[Trajectory], *, min_members: int | None, filtering: bool
 ) -> tuple[FailKind, str] | None:
     """Why a finished group cannot be trained and what becomes of its ticket, None if it can.
 
+    trajectories: the rows of the group; a member counts once, however many segments it has.
     filtering: leave out groups whose scored members are all right or all wrong: of the same outcome, as in DAPO's
     dynamic sampling (arXiv 2503.14476, eq. 11), though shaping may tell them apart. Also those of the same reward, of
     which nothing can be learnt.
@@ -98,8 +104,9 @@ def unusable(
     aborted some, the prompt may do better elsewhere. All members have ended by now: a group that was taken as soon as
     enough were there would be one of short answers.
     """
-    failures = Counter(row.failure for row in trajectories if math.isnan(row.reward))
-    rewards = [row.reward for row in trajectories if not math.isnan(row.reward)]
+    members = members_of(trajectories)
+    failures = Counter(member.failure for member in members if math.isnan(member.reward))
+    rewards = [member.reward for member in members if not math.isnan(member.reward)]
     if len(rewards) < (min_members or 1):
         if failures[ABORTED]:
             return "infrastructure", ABORTED
@@ -107,7 +114,7 @@ def unusable(
         return "data", f"{'too_few_members' if rewards else 'unscored'}/{failure}"
     if not any(row.loss_mask.any() for row in trajectories):
         return "data", "empty"
-    outcomes = [row.info.get(OUTCOME, row.reward) for row in trajectories if not math.isnan(row.reward)]
+    outcomes = [member.info.get(OUTCOME, member.reward) for member in members if not math.isnan(member.reward)]
     flat = min(rewards) == max(rewards) or min(outcomes) == max(outcomes)
     return ("filtered", ZERO_VARIANCE) if filtering and flat else None
 
@@ -143,6 +150,7 @@ def hand_over(
     payload = schema.encode(group)
     versions = np.concatenate([row.versions for row in trajectories])
     versions = versions[versions >= 0]  # of the sampled tokens, as `encode` made sure
+    members = members_of(trajectories)
     header = GroupHeader(
         ordinal=ticket.ordinal,
         attempt=ticket.attempt,
@@ -153,7 +161,7 @@ def hand_over(
         tokens=len(versions),
         seconds=seconds,
         digest=schema.digest(payload),
-        reward=mean_reward(row.reward for row in trajectories),
-        length=len(versions) / len(trajectories),
+        reward=mean_reward(member.reward for member in members),
+        length=len(versions) / len(members),
     )
     return header, payload

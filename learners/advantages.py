@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.config.recipe import Recipe
+from asyncrl.learners.batch import first_of_each
 from asyncrl.schema import Packed
 
 Kind = Literal["group-mean-std", "group-mean", "leave-one-out"]
@@ -71,7 +72,8 @@ def advantages(rewards: NDArray[np.float64], groups: NDArray[np.int64], kind: Ki
 
 def compared(packed: Packed, recipe: Recipe) -> Advantages:
     """Advantage of each row as `objective.advantage` has it, as far as its own group tells; `scaled` adds what the
-    whole step does. Beside the three kinds of `advantages`:
+    whole step does. What is compared are members, each once: all rows of one have its advantage. Beside the three kinds
+    of `advantages`:
 
     - group-mean-batch-std, leave-one-out-batch-std: with the baseline of `group-mean` or `leave-one-out`
     - gdpo: each reward part normalised in its group as by `group-mean-std`, times its weight, and added up (GDPO, arXiv
@@ -80,11 +82,19 @@ def compared(packed: Packed, recipe: Recipe) -> Advantages:
 
     Raises ValueError where the parts do not add up to the reward, so that gdpo would weigh them differently than it.
     """
-    kind, rewards, groups = recipe.objective.advantage, packed.rewards, packed.groups
+    begins = first_of_each(packed.answers)
+    found = _of_members(packed, begins, recipe)
+    return replace(found, values=found.values[packed.answers])
+
+
+def _of_members(packed: Packed, begins: NDArray[np.bool_], recipe: Recipe) -> Advantages:
+    """`compared`, of each member. begins bool [rows]: the first of each one's."""
+    kind, rewards, groups = recipe.objective.advantage, packed.rewards[begins], packed.groups[begins]
     if kind == "raw":
         return replace(advantages(rewards, groups, "group-mean"), values=np.where(np.isnan(rewards), 0.0, rewards))
     if kind == "gdpo":
-        return _gdpo(packed, part_weights(recipe), scale=recipe.task.reward_scale)
+        parts = packed.table.column("reward_parts").filter(begins).to_pylist()
+        return _gdpo(rewards, groups, parts, part_weights(recipe), scale=recipe.task.reward_scale)
     within: dict[str | None, Kind] = {
         "group-mean-std": "group-mean-std",
         "group-mean-batch-std": "group-mean",
@@ -100,26 +110,32 @@ def part_weights(recipe: Recipe) -> dict[str, float]:
     return {part.type: part.weight for part in recipe.task.rewards}
 
 
-def _gdpo(packed: Packed, weights: dict[str, float], *, scale: float) -> Advantages:
+def _gdpo(
+    rewards: NDArray[np.float64],
+    groups: NDArray[np.int64],
+    told: Sequence[Sequence[tuple[str, float | None]]],
+    weights: dict[str, float],
+    *,
+    scale: float,
+) -> Advantages:
+    """told [members]: the parts of each."""
     parts: dict[str, NDArray[np.float64]] = {}
-    for row, found in enumerate(packed.table.column("reward_parts").to_pylist()):
+    for member, found in enumerate(told):
         for name, value in found:
-            part = parts.setdefault(name, np.full(len(packed.rewards), np.nan))
-            part[row] = np.nan if value is None or np.isnan(packed.rewards[row]) else value
-    summed = sum((weights.get(name, 1.0) * part for name, part in parts.items()), np.zeros(len(packed.rewards)))
-    scored = ~np.isnan(packed.rewards)
-    if not np.allclose(scale * summed[scored], packed.rewards[scored], rtol=1e-6, atol=1e-9):
+            part = parts.setdefault(name, np.full(len(rewards), np.nan))
+            part[member] = np.nan if value is None or np.isnan(rewards[member]) else value
+    summed = sum((weights.get(name, 1.0) * part for name, part in parts.items()), np.zeros(len(rewards)))
+    scored = ~np.isnan(rewards)
+    if not np.allclose(scale * summed[scored], rewards[scored], rtol=1e-6, atol=1e-9):
         raise ValueError(
             f"objective.advantage is gdpo, but the parts {', '.join(sorted(parts))} do not add up to the reward: it "
             "knows no part_weights of a task's own class. Let score return parts that are multiplied already"
         )
-    values = np.zeros(len(packed.rewards))
+    values = np.zeros(len(rewards))
     for name, part in parts.items():
-        values += (
-            weights.get(name, 1.0) * advantages(_leveled(part, packed.groups), packed.groups, "group-mean-std").values
-        )
-    result = advantages(packed.rewards, packed.groups, "group-mean")
-    flat = len(np.unique(packed.groups)) - len(np.unique(packed.groups[values != 0]))
+        values += weights.get(name, 1.0) * advantages(_leveled(part, groups), groups, "group-mean-std").values
+    result = advantages(rewards, groups, "group-mean")
+    flat = len(np.unique(groups)) - len(np.unique(groups[values != 0]))
     return replace(result, values=values, equal=flat - result.alone - result.unscored)
 
 
@@ -137,6 +153,7 @@ def _leveled(part: NDArray[np.float64], groups: NDArray[np.int64]) -> NDArray[np
 
 def scaled(
     rewards: NDArray[np.float64],
+    answers: NDArray[np.int64],
     values: NDArray[np.float64],
     kind: str | None,
     *,
@@ -146,11 +163,12 @@ def scaled(
     (...-batch-std, arXiv 2508.08221), or of the values (gdpo; their mean is 0 already). As in a group: over n - 1, and
     1e-4 is added.
 
-    rewards [rows], NaN = unscored: of one rank, as `values`. total: sums over ranks; each of them must call this.
+    rewards [rows], NaN = unscored, and answers [rows], ascending: of one rank, as `values`. Each answer counts once.
+    total: sums over ranks; each of them must call this.
     """
     if kind not in ("group-mean-batch-std", "leave-one-out-batch-std", "gdpo"):
         return values
-    measured = (values if kind == "gdpo" else rewards)[~np.isnan(rewards)]
+    measured = (values if kind == "gdpo" else rewards)[first_of_each(answers) & ~np.isnan(rewards)]
     n, whole = total([len(measured), float(measured.sum())])
     (squares,) = total([float(((measured - whole / max(1.0, n)) ** 2).sum())])
     return values / (math.sqrt(squares / max(1.0, n - 1)) + EPSILON)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,7 +24,8 @@ class BoundBroken(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """The groups of one step, back to back; N tokens in `rows` sequences.
+    """The groups of one step, back to back; N tokens in `rows` sequences. An answer, which is a group's member, is one
+    row or several, its segments; what is said of it is the same in each.
 
     trained: in the loss, i.e. sampled, in a scored row, not masked for its age, with a finite behaviour logprob. The
     first token of a sequence never is: nothing predicts it.
@@ -37,7 +39,8 @@ class Batch:
     rewards: NDArray[np.float64]  # [rows]; NaN = unscored
     outcomes: NDArray[np.float64]  # [rows]: what success is measured by, the rewards without shaping; NaN = unscored
     groups: NDArray[np.int64]  # [rows], ascending, from 0
-    truncated: NDArray[np.bool_]  # [rows]: cut at max_tokens
+    answers: NDArray[np.int64]  # [rows], ascending, from 0
+    truncated: NDArray[np.bool_]  # [rows]: of an answer that was cut at max_tokens
     nonfinite: int  # sampled tokens of scored rows left out for their behaviour logprob
     masked: dict[int, int]  # age in versions -> sampled tokens of scored rows left out for it
 
@@ -50,6 +53,15 @@ class Batch:
     def cu_seqlens(self) -> Tensor:
         """int64 [rows + 1]: where each sequence begins, and the end."""
         return torch.from_numpy(np.concatenate([[0], np.cumsum(self.lengths)]).astype(np.int64))
+
+    def of_tokens(self, values: NDArray[Any]) -> NDArray[Any]:
+        """[rows] -> [N]: each token has what its row has."""
+        return np.repeat(values, self.lengths)
+
+    @property
+    def begins(self) -> NDArray[np.bool_]:
+        """[rows]: the first of an answer. One row of each answer, where answers are counted."""
+        return first_of_each(self.answers)
 
     @property
     def count(self) -> int:
@@ -69,6 +81,7 @@ class Batch:
             rewards=np.empty(0, np.float64),
             outcomes=np.empty(0, np.float64),
             groups=np.empty(0, np.int64),
+            answers=np.empty(0, np.int64),
             truncated=np.empty(0, np.bool_),
             nonfinite=0,
             masked={},
@@ -105,7 +118,6 @@ def make_batch(packed: Packed, *, version: int, max_age: int, mask_older: bool =
     check_ages(packed.versions[sampled & ~masked], version=version, max_age=max_age)
     wanted = sampled & scored & ~masked
     finite = np.isfinite(packed.logprobs)
-    finish = packed.table.column("finish_reason").to_pylist()
     trained = wanted & finite
     return Batch(
         token_ids=torch.from_numpy(packed.token_ids.astype(np.int64)),
@@ -116,10 +128,27 @@ def make_batch(packed: Packed, *, version: int, max_age: int, mask_older: bool =
         rewards=packed.rewards,
         outcomes=outcomes_of(packed),
         groups=packed.groups,
-        truncated=np.array([reason == "length" for reason in finish], np.bool_),
+        answers=packed.answers,
+        truncated=cut_answers(packed)[packed.answers],
         nonfinite=int((wanted & ~finite).sum()),
         masked=tokens_by_age(packed.versions[masked & scored], version=version),
     )
+
+
+def first_of_each(answers: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """[rows]: whether a row is the first of its answer. answers [rows], ascending.
+
+    >>> first_of_each(np.array([0, 0, 1])).tolist()
+    [True, False, True]
+    """
+    begins: NDArray[np.bool_] = np.diff(answers, prepend=-1) != 0
+    return begins
+
+
+def cut_answers(packed: Packed) -> NDArray[np.bool_]:
+    """[answers]: whether a row of it ends because max_tokens were reached."""
+    cut = np.array([reason == "length" for reason in packed.table.column("finish_reason").to_pylist()], np.bool_)
+    return np.bincount(packed.answers, weights=cut) > 0
 
 
 def outcomes_of(packed: Packed) -> NDArray[np.float64]:
@@ -206,7 +235,7 @@ def microbatches(batch: Batch, among: NDArray[np.bool_], budget: int) -> list[Mi
     as much of their beginning in common as there is: what they share is computed once."""
     ends = np.cumsum(batch.lengths)
     tokens = [batch.token_ids.numpy()[end - n : end].tobytes() for n, end in zip(batch.lengths, ends, strict=True)]
-    row_of = np.repeat(np.arange(len(batch.lengths)), batch.lengths)
+    row_of = batch.of_tokens(np.arange(len(batch.lengths)))
     trained = np.bincount(row_of[batch.trained.numpy()], minlength=len(batch.lengths)) > 0
     rows = np.array(sorted(np.flatnonzero(trained & among), key=lambda row: (batch.groups[row], tokens[row])), np.int64)
     result = []
@@ -216,3 +245,44 @@ def microbatches(batch: Batch, among: NDArray[np.bool_], budget: int) -> list[Mi
         lengths = np.concatenate([[0], np.cumsum(batch.lengths[chosen])])
         result.append(Microbatch(positions=torch.from_numpy(positions), cu_seqlens=torch.from_numpy(lengths)))
     return result
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """The answers that a micro-batch has rows of, with all of their rows, as an objective must look at them: M tokens.
+
+    positions int64 [M]: where they lie in the batch. cu_seqlens int64 [answers + 1]: where each answer begins. places
+    int64 [M]: where each token lies in the micro-batch, -1 for those in another one; None: it is the micro-batch.
+    """
+
+    positions: Tensor
+    cu_seqlens: Tensor
+    places: Tensor | None
+
+    @property
+    def own(self) -> Tensor | slice:
+        """An index of those of the M that are in the micro-batch."""
+        return slice(None) if self.places is None else self.places >= 0
+
+    def of_all(self, values: Tensor, others: Tensor) -> Tensor:
+        """[M]: `values` [N'] of the micro-batch's tokens, differentiable, and for the others what `others` [N] has."""
+        if self.places is None:
+            return values
+        places = self.places.to(values.device)
+        return torch.where(places < 0, others[self.positions].to(values), values[places.clamp(min=0)])
+
+
+def whole_answers(batch: Batch, micro: Microbatch) -> Whole:
+    """Of one of the batch's `microbatches`. It may have a part of an answer: segments need not fit into one."""
+    if batch.begins.all():
+        return Whole(micro.positions, micro.cu_seqlens, None)
+    row_of = batch.of_tokens(np.arange(len(batch.lengths)))
+    answers = np.unique(batch.answers[row_of[micro.positions[micro.cu_seqlens[:-1]].numpy()]])
+    rows = np.isin(batch.answers, answers)
+    if rows.sum() == len(answers):
+        return Whole(micro.positions, micro.cu_seqlens, None)
+    positions = torch.from_numpy(np.flatnonzero(rows[row_of]))
+    places = torch.full((len(batch.token_ids),), -1)
+    places[micro.positions] = torch.arange(len(micro.positions))
+    tokens = np.bincount(batch.answers[rows], weights=batch.lengths[rows])[answers].astype(np.int64)
+    return Whole(positions, torch.from_numpy(np.concatenate([[0], np.cumsum(tokens)])), places[positions])

@@ -24,13 +24,13 @@ class Apart:
     def __init__(self, batch: Batch, worth: NDArray[np.float64], seen: Seen) -> None:
         behaviour = batch.behaviour.numpy()
         self._seen = seen
-        self._worth = np.repeat(worth, batch.lengths)
+        self._worth = batch.of_tokens(worth)
         self._asked = seen.included | (seen.masked > 0)
         self._log_ratio = seen.logprobs.astype(np.float64) - behaviour
         self._engine = seen.proximal.astype(np.float64) - behaviour
         self._moved = seen.logprobs - seen.proximal.astype(np.float64)
-        self._answers, self._counts = answer_log_ratios(seen.logprobs, behaviour, seen.measured, batch.lengths)
-        self._row = np.repeat(np.arange(len(batch.lengths)), batch.lengths)
+        self._answer = batch.of_tokens(batch.answers)
+        self._weights, self._counts = answer_log_ratios(seen.logprobs, behaviour, seen.measured, self._answer)
         self._ages = batch.ages.numpy()
 
     def whole(self) -> dict[str, Any]:
@@ -40,21 +40,21 @@ class Apart:
     def by_age(self) -> dict[str, dict[str, Any]]:
         """By age in versions: of each token; of an answer it is that of its oldest token that was measured."""
         oldest = np.full(len(self._counts), -1)
-        np.maximum.at(oldest, self._row[self._seen.measured], self._ages[self._seen.measured])
+        np.maximum.at(oldest, self._answer[self._seen.measured], self._ages[self._seen.measured])
         ages = np.unique(self._ages[self._asked])
         return {str(age): self._of(self._ages == age, oldest == age) for age in ages}
 
     def by_length(self, sampled: NDArray[np.int64]) -> dict[str, dict[str, Any]]:
-        """By the tokens that were sampled of an answer, [rows]: "1", "2-3", "4-7" and so on, doubling."""
+        """By the tokens that were sampled of an answer, [answers]: "1", "2-3", "4-7" and so on, doubling."""
         place = np.frexp(sampled)[1]  # of 2^(k - 1) to 2^k - 1 tokens: k
-        found = np.unique(place[self._row[self._asked]])
-        return {length_name(int(k)): self._of(place[self._row] == k, place == k) for k in found}
+        found = np.unique(place[self._answer[self._asked]])
+        return {length_name(int(k)): self._of(place[self._answer] == k, place == k) for k in found}
 
     def _of(self, tokens: NDArray[np.bool_], answers: NDArray[np.bool_]) -> dict[str, Any]:
         seen = self._seen
         included, asked, measured = tokens & seen.included, tokens & self._asked, tokens & seen.measured
         log_ratio = self._log_ratio[measured]
-        weighed = Weighed.of(self._answers[answers & self._counts])
+        weighed = Weighed.of(self._weights[answers & self._counts])
         far = np.abs(log_ratio)
         return {
             "tokens": int(included.sum()),

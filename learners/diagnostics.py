@@ -10,10 +10,11 @@ from collections import Counter
 from typing import Any
 
 import numpy as np
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from asyncrl.learners.advantages import Advantages
-from asyncrl.learners.batch import Batch
+from asyncrl.learners.batch import Batch, cut_answers, first_of_each
 from asyncrl.learners.buckets import Apart, mean
 from asyncrl.learners.mismatch import age_zero
 from asyncrl.learners.objectives.masks import NAMES
@@ -73,37 +74,41 @@ def step_metrics(
 
 
 def reward_metrics(packed: Packed) -> dict[str, Any]:
-    """Rewards and their parts over scored rows, and why the others were not scored."""
-    scored = packed.rewards[~np.isnan(packed.rewards)]
+    """Rewards and their parts over scored members, and why the others were not scored."""
+    begins = first_of_each(packed.answers)
+    rewards = packed.rewards[begins]
+    scored = rewards[~np.isnan(rewards)]
     parts: dict[str, list[float]] = {}
-    for row in packed.table.column("reward_parts").to_pylist():
+    for row in packed.table.column("reward_parts").filter(begins).to_pylist():
         for name, value in row:
             if value is not None and np.isfinite(value):
                 parts.setdefault(name, []).append(value)
-    failures = Counter(failure for failure in packed.table.column("failure").to_pylist() if failure)
+    failures = Counter(failure for failure in packed.table.column("failure").filter(begins).to_pylist() if failure)
     return {
         "reward/mean": mean(scored),
         "reward/std": float(scored.std()) if len(scored) else None,
         **{f"reward_part/{name}": float(np.mean(values)) for name, values in sorted(parts.items())},
-        "unscored": len(packed.rewards) - len(scored),
+        "unscored": len(rewards) - len(scored),
         "failures": dict(sorted(failures.items())),
     }
 
 
-def tokens_of_rows(packed: Packed) -> NDArray[np.int64]:
-    """[rows] how many of each row were sampled."""
-    found: NDArray[np.int64] = np.add.reduceat(packed.loss_mask.astype(np.int64), packed.cu_seqlens[:-1])
+def tokens_of_answers(packed: Packed) -> NDArray[np.int64]:
+    """[answers] how many of each were sampled, over all of its segments."""
+    begins = packed.cu_seqlens[:-1][first_of_each(packed.answers)]
+    found: NDArray[np.int64] = np.add.reduceat(packed.loss_mask.astype(np.int64), begins)
     return found
 
 
 def length_metrics(packed: Packed) -> dict[str, Any]:
-    """Sampled tokens per row, scored or not, and the share of rows cut at the limit."""
-    sampled = tokens_of_rows(packed)
-    finish = packed.table.column("finish_reason").to_pylist()
+    """Sampled tokens, turns and segments of a member, scored or not, and the share of members cut at the limit."""
+    sampled = tokens_of_answers(packed)
     return {
         "length/mean": float(sampled.mean()),
         "length/max": int(sampled.max()),
-        "truncated": sum(reason == "length" for reason in finish) / len(finish),
+        "truncated": float(cut_answers(packed).mean()),
+        "turns/mean": pc.sum(pc.list_value_length(packed.table.column("turn_offsets"))).as_py() / len(sampled),
+        "segments/mean": len(packed.answers) / len(sampled),
     }
 
 
@@ -113,7 +118,7 @@ def group_metrics(batch: Batch, advantages: Advantages) -> dict[str, Any]:
     groups = np.unique(batch.groups)
     counts = [0] * 11
     for group in groups:
-        outcomes = batch.outcomes[batch.groups == group]
+        outcomes = batch.outcomes[batch.begins & (batch.groups == group)]
         outcomes = outcomes[~np.isnan(outcomes)]
         if len(outcomes):
             counts[int(10 * int((outcomes > 0).sum()) // len(outcomes))] += 1
@@ -139,7 +144,7 @@ def divergence_metrics(packed: Packed, batch: Batch, advantages: Advantages, see
         **{name: whole[key] for key, name in STEP_NAMES.items()},
         "ratio/max": float(seen.ratio[seen.included].max()) if seen.tokens else None,
         "by_age": apart.by_age(),
-        "by_length": apart.by_length(tokens_of_rows(packed)),
+        "by_length": apart.by_length(tokens_of_answers(packed)),
     }
 
 

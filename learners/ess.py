@@ -63,20 +63,20 @@ def answer_log_ratios(
     logprobs: NDArray[np.float32],
     behaviour: NDArray[np.float32],
     measured: NDArray[np.bool_],
-    lengths: NDArray[np.int64],
+    answers: NDArray[np.int64],
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """[rows] log W of each sequence over its `measured` tokens, in float64, and which sequences have one.
+    """[answers] log W of each answer over its `measured` tokens, in float64, and which answers have one.
 
-    logprobs, behaviour, measured [N]: of packed tokens; lengths [rows]: tokens per sequence.
+    logprobs, behaviour, measured [N]: of packed tokens; answers [N]: whose each is, ascending, from 0.
 
     >>> of = np.float32([0, -1, 0, -2]), np.float32([0, -3, 0, -2])
-    >>> answer_log_ratios(*of, np.array([False, True, False, False]), np.array([2, 2]))
+    >>> answer_log_ratios(*of, np.array([False, True, False, False]), np.array([0, 0, 1, 1]))
     (array([2., 0.]), array([ True, False]))
     """
-    row = np.repeat(np.arange(len(lengths)), lengths)[measured]
+    count = int(answers[-1]) + 1 if len(answers) else 0
     log_ratio = logprobs[measured].astype(np.float64) - behaviour[measured]
-    sums = np.bincount(row, weights=log_ratio, minlength=len(lengths))
-    return sums.astype(np.float64), np.bincount(row, minlength=len(lengths)) > 0
+    sums = np.bincount(answers[measured], weights=log_ratio, minlength=count)
+    return sums.astype(np.float64), np.bincount(answers[measured], minlength=count) > 0
 
 
 def slots(own: Weighed, *, rank: int, size: int) -> list[float]:

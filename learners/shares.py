@@ -98,7 +98,7 @@ def share_of(groups: Sequence[pa.RecordBatch], *, version: int, recipe: Recipe) 
 
 def positions_of(batch: Batch, share: Sequence[int]) -> NDArray[np.int64]:
     """Where the tokens of these groups lie in the batch, ascending: the order in which a rank packs its share."""
-    return np.flatnonzero(np.isin(np.repeat(batch.groups, batch.lengths), share))
+    return np.flatnonzero(np.isin(batch.of_tokens(batch.groups), share))
 
 
 COLUMNS = (

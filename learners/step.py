@@ -17,14 +17,16 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from asyncrl.config.objective import NoAnchor, Objective
-from asyncrl.learners.batch import Batch, microbatches
+from asyncrl.learners.batch import Batch, Whole, microbatches, whole_answers
 from asyncrl.learners.ess import Weighed, answer_log_ratios, from_slots, slots
-from asyncrl.learners.forward import PACKED, token_logprobs, token_predictions
+from asyncrl.learners.forward import token_predictions
+from asyncrl.learners.frozen import frozen_logprobs
 from asyncrl.learners.objectives.aggregate import coefficients, token_sum, tokens_of_prompts, units
 from asyncrl.learners.objectives.compose import known_masks, terms_of
 from asyncrl.learners.objectives.sequences import Sequences
 from asyncrl.learners.optimize import Optimizer, Updates
 from asyncrl.learners.parallel import ALONE, Ranks
+from asyncrl.learners.passes import pass_along, portion
 from asyncrl.learners.pull import pull_of
 
 
@@ -103,13 +105,17 @@ def accumulate(
     pass through the model to be accounted for, ratio and divergence as all others', and without a gradient, which
     is twice as much work as the rest. They are in the denominator like any other. With an anchor, a reference or a
     bonus they have a loss.
+
+    The segments of an answer may lie in several micro-batches. What an objective asks of a whole answer then needs
+    log-probs of tokens that do not pass by: they are asked for in a pass before. In each micro-batch the loss is that
+    of all tokens of its answers, of which only its own have a gradient; added up, that is the gradient of the sum.
     """
     device = next(model.parameters()).device
     masked = _masked_by_data(batch, objective)
     wanted = batch.trained
     batch = replace(batch, trained=wanted & (masked == 0))
-    prompt_tokens = torch.from_numpy(tokens_of_prompts(batch.trained.numpy(), batch.lengths, batch.groups))
-    per_token = torch.from_numpy(np.repeat(advantages, batch.lengths).astype(np.float32))
+    prompt_tokens = torch.from_numpy(tokens_of_prompts(batch.trained.numpy(), batch.of_tokens(batch.groups)))
+    per_token = torch.from_numpy(batch.of_tokens(advantages).astype(np.float32))
     total = len(batch.token_ids)
     if proximal is None:
         proximal = torch.full((total,), torch.nan)
@@ -121,17 +127,25 @@ def accumulate(
     loss_sum = 0.0
     asked = np.ones(len(batch.groups), np.bool_) if among is None else np.isin(batch.groups, among)
     teaches = np.isin(batch.groups, batch.groups[advantages != 0]) | teaches_all(objective)
-    masked[torch.from_numpy(~np.repeat(asked, batch.lengths))] = 0
-    for rows, graded in ((asked & ~teaches, False), (asked & teaches, True)):
-        portions = microbatches(batch, rows, portion(model, max_tokens))
+    masked[torch.from_numpy(~batch.of_tokens(asked))] = 0
+    room = portion(model, max_tokens)
+    kinds = [
+        ([(micro, whole_answers(batch, micro)) for micro in microbatches(batch, rows, room)], graded)
+        for rows, graded in ((asked & ~teaches, False), (asked & teaches, True))
+    ]
+    away = _away(batch, [whole for portions, _ in kinds for _, whole in portions])
+    others = torch.full((total,), torch.nan)
+    if ranks.most(int(away.any())):
+        others = frozen_logprobs(model, batch, away, temperature=temperature, max_tokens=max_tokens, ranks=ranks)
+    for portions, graded in kinds:
         # One pass with a gradient at least, and last: a step in which no group teaches is an update by zeros (see
         # `Optimizer`), and only a backward pass makes a sharded model let go of the weights that it has gathered.
         for _ in range(ranks.most(max(len(portions), int(graded))) - len(portions)):
             pass_along(model, device, graded=graded)
-        for micro in portions:
-            at = micro.positions
-            behaviour, trained = batch.behaviour[at].to(device), batch.trained[at].to(device)
-            anchor, frozen = anchors[at].to(device), reference[at].to(device)
+        for micro, whole in portions:
+            at, of = micro.positions, whole.positions
+            behaviour, trained = batch.behaviour[of].to(device), batch.trained[of].to(device)
+            anchor, frozen = anchors[of].to(device), reference[of].to(device)
             with torch.set_grad_enabled(graded):
                 predicted = token_predictions(
                     model,
@@ -142,51 +156,60 @@ def accumulate(
                     spread=True,
                 )
                 assert predicted.entropy is not None
-                finite = trained & torch.isfinite(predicted.logprobs)
+                found = whole.of_all(predicted.logprobs, others)
+                finite = trained & torch.isfinite(found)
                 if objective.beta:
                     finite = finite & torch.isfinite(frozen)
                 # Left-out tokens are replaced before the surrogate: a NaN there would survive any mask put on it later.
-                current = torch.where(finite, predicted.logprobs, anchor)
-                cu_seqlens = micro.cu_seqlens.to(device)
+                current = torch.where(finite, found, anchor)
+                cu_seqlens = whole.cu_seqlens.to(device)
                 terms = terms_of(
                     objective,
                     current,
                     behaviour,
                     anchor,
-                    per_token[at].to(device),
+                    per_token[of].to(device),
                     Sequences(cu_seqlens, finite),
                     reference=torch.where(finite, frozen, anchor),
-                    entropy=torch.where(finite, predicted.entropy, 0.0),
+                    # Those of others are numbers that are taken off and have no gradient here: any will do.
+                    entropy=torch.where(finite, whole.of_all(predicted.entropy, torch.zeros(total)), 0.0),
                 )
                 mask = finite & (terms.masked == 0)
                 each = coefficients(
                     objective.aggregation,
                     Sequences(cu_seqlens, mask),
-                    prompt_tokens=prompt_tokens[at].to(device),
+                    prompt_tokens=prompt_tokens[of].to(device),
                     longest=longest,
                     dtype=current.dtype,
                 )
-                loss = token_sum(each * terms.loss, mask)
+                losses = each * terms.loss
+                loss = token_sum(losses, mask)
+            own = whole.own
             if graded:
                 predicted.logprobs.retain_grad()
                 torch.autograd.backward(loss)
-                loss_sum += float(loss.detach())
+                loss_sum += float(token_sum(losses.detach()[own], mask[own]))
                 slope, collision = predicted.logprobs.grad, predicted.collision
                 assert slope is not None
                 assert collision is not None
-                pulls[at] = torch.where(mask, pull_of(slope, predicted.logprobs, collision), 0.0).cpu()
+                pulls[at] = pull_of(slope, predicted.logprobs, collision).cpu()
             zero = torch.zeros((), device=device)
-            included[at], measured[at] = mask.cpu(), finite.cpu()
-            logprobs[at] = torch.where(finite, current.detach(), zero).cpu()
-            ratio[at] = torch.where(mask, terms.ratio, zero).cpu()
-            entropy[at] = torch.where(mask, predicted.entropy.detach(), zero).cpu()
-            clipped[at] = (terms.clipped & mask).cpu()
-            cut[at] = (terms.cut & mask).cpu()
-            masked[at] = torch.where(terms.masked > 0, terms.masked.cpu(), masked[at])
-    asked_for = int((wanted.numpy() & np.repeat(asked, batch.lengths)).sum())
+            here = of[own]
+            included[here], measured[here] = mask[own].cpu(), finite[own].cpu()
+            logprobs[here] = torch.where(finite, current.detach(), zero)[own].cpu()
+            ratio[here] = torch.where(mask, terms.ratio, zero)[own].cpu()
+            clipped[here] = (terms.clipped & mask)[own].cpu()
+            cut[here] = (terms.cut & mask)[own].cpu()
+            masked[here] = torch.where(terms.masked > 0, terms.masked.cpu(), masked[of])[own]
+            entropy[at] = predicted.entropy.detach().cpu()
+    zero = torch.zeros(())
+    pulls, entropy = (torch.where(included, values, zero) for values in (pulls, entropy))
+    asked_for = int((wanted.numpy() & batch.of_tokens(asked)).sum())
     return Seen(
         loss_sum=loss_sum,
-        units=units(objective.aggregation, included.numpy(), batch.lengths, batch.groups),
+        units=units(
+            objective.aggregation, included.numpy(), batch.of_tokens(batch.answers), batch.of_tokens(batch.groups)
+        ),
         included=included.numpy(),
         logprobs=logprobs.numpy(),
         ratio=ratio.numpy(),
@@ -202,6 +225,15 @@ def accumulate(
     )
 
 
+def _away(batch: Batch, wholes: Sequence[Whole]) -> Tensor:
+    """bool [N]: trained tokens that do not pass by with all other rows of their answer."""
+    away = torch.zeros(len(batch.token_ids), dtype=torch.bool)
+    for whole in wholes:
+        if whole.places is not None:
+            away[whole.positions[whole.places < 0]] = True
+    return away & batch.trained
+
+
 def teaches_all(objective: Objective) -> bool:
     """Whether there is something to learn from a group in which nobody is better than anybody."""
     return not isinstance(objective.anchor, NoAnchor) or objective.beta > 0 or objective.entropy > 0
@@ -210,29 +242,14 @@ def teaches_all(objective: Objective) -> bool:
 def planned_units(batch: Batch, objective: Objective, among: Sequence[int]) -> int:
     """What these groups add to the denominator as far as data tell: before any pass, and if no log-prob is broken."""
     known = _masked_by_data(batch, objective)
-    tokens = (batch.trained & (known == 0)).numpy() & np.repeat(np.isin(batch.groups, among), batch.lengths)
-    return units(objective.aggregation, tokens, batch.lengths, batch.groups)
+    tokens = (batch.trained & (known == 0)).numpy() & batch.of_tokens(np.isin(batch.groups, among))
+    return units(objective.aggregation, tokens, batch.of_tokens(batch.answers), batch.of_tokens(batch.groups))
 
 
 def _masked_by_data(batch: Batch, objective: Objective) -> Tensor:
     """uint8 [N], as `Seen.masked`: what is known before any pass."""
     sequences = Sequences(batch.cu_seqlens, batch.trained)
     return known_masks(objective, batch.ages, torch.from_numpy(batch.truncated), sequences)
-
-
-def portion(model: PreTrainedModel, max_tokens: int) -> int:
-    """Tokens of a micro-batch. Of a model that does not pack a sequence is one: it is called so often anyway, and ranks
-    must agree how often."""
-    return max_tokens if model.config._attn_implementation == PACKED else 1
-
-
-def pass_along(model: PreTrainedModel, device: torch.device, *, graded: bool) -> None:
-    """A pass that trains nothing, over the shortest sequence that has a prediction."""
-    with torch.set_grad_enabled(graded):
-        logprobs = token_logprobs(model, torch.zeros(2, dtype=torch.int64, device=device), torch.tensor([0, 2]))
-        loss = token_sum(logprobs, torch.zeros(2, dtype=torch.bool, device=device))
-    if graded:
-        torch.autograd.backward(loss)
 
 
 def train_step(
@@ -303,7 +320,9 @@ def train_step(
 
 def weighed(seen: Seen, batch: Batch) -> Weighed:
     """The whole answers that were measured, by the weights of the moment over those that sampled."""
-    log_ratios, some = answer_log_ratios(seen.logprobs, batch.behaviour.numpy(), seen.measured, batch.lengths)
+    log_ratios, some = answer_log_ratios(
+        seen.logprobs, batch.behaviour.numpy(), seen.measured, batch.of_tokens(batch.answers)
+    )
     return Weighed.of(log_ratios[some])
 
 

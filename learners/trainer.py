@@ -188,7 +188,7 @@ class Trainer:
             self.model,
             self.optimizer,
             batch,
-            scaled(batch.rewards, worth, self.recipe.objective.advantage, total=self.ranks.total),
+            scaled(batch.rewards, batch.answers, worth, self.recipe.objective.advantage, total=self.ranks.total),
             objective=self.recipe.objective,
             temperature=temperature,
             max_tokens=max_tokens,

@@ -66,6 +66,8 @@ CHECKED = (  # those of them that `check_rules` looks at, beside the spans
     *("ticket", "attempt", "member", "segment", "lineage", "prompt_length", "turn_offsets", "turn_rewards"),
     *("reward", "finish_reason", "task", "row_id", "info"),
 )
+OF_MEMBER = ("reward", "reward_parts", "failure")
+"""What is said of a member, and so in all of its rows."""
 
 
 def check_schema(schema: pa.Schema, *, version: bool = True) -> None:

@@ -25,6 +25,7 @@ class Packed:
     cu_seqlens: NDArray[np.int64]  # [R + 1]
     rewards: NDArray[np.float64]  # [R]; NaN = unscored
     groups: NDArray[np.int64]  # [R] index of the row's group in the batch
+    answers: NDArray[np.int64]  # [R] index of the member whose answer the row is, or a segment of
     table: pa.Table  # every column as the groups have it, and so what keeps them alive
 
 
@@ -44,6 +45,7 @@ def pack(batches: Sequence[pa.RecordBatch]) -> Packed:
         cu_seqlens=starts_of(columns["token_ids"]).astype(np.int64),
         rewards=table.column("reward").to_numpy(),
         groups=np.repeat(np.arange(len(batches)), [batch.num_rows for batch in batches]),
+        answers=np.cumsum(table.column("segment").to_numpy() == 0) - 1,
         table=table,
     )
 

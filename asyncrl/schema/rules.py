@@ -10,7 +10,16 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from asyncrl.schema.columns import CHECKED, FINISH_REASONS, SCHEMA, TOKEN_COLUMNS, check_schema, entries, starts_of
+from asyncrl.schema.columns import (
+    CHECKED,
+    FINISH_REASONS,
+    OF_MEMBER,
+    SCHEMA,
+    TOKEN_COLUMNS,
+    check_schema,
+    entries,
+    starts_of,
+)
 
 LARGEST_REWARD = float(np.finfo(np.float32).max)
 """The learner computes in float32; and the square of what is beyond overflows float64, which would make every advantage
@@ -22,7 +31,8 @@ def validate(batch: pa.RecordBatch) -> None:
 
     Arrow's own full validation (offsets, UTF-8, sizes of buffers); no nulls but in reward parts; per-token columns
     aligned; version -1 and logprob 0 where the mask is 0; prompts never trained; every sampled token in one span that
-    says its version; one ticket, one attempt, one lineage (that of the newest span), no member twice.
+    says its version; one ticket, one attempt, one lineage (that of the newest span), no member twice, and the segments
+    of a member one after the other.
     """
     check_memory(batch)
     check_columns({name: batch.column(name) for name in SCHEMA.names}, np.zeros(1, np.int64))
@@ -49,7 +59,8 @@ def check_columns(columns: Mapping[str, pa.Array], firsts: NDArray[np.int64]) ->
             n = int(np.argmax(found != wanted))
             raise ValueError(f"row {n}, column {name}: {found[n]} entries, token_ids has {wanted[n]}")
     tokens = {name: entries(columns[name]).to_numpy() for name in TOKEN_COLUMNS}
-    values = {name: columns[name].to_pylist() for name in CHECKED}
+    segmented = np.count_nonzero(columns["segment"].to_numpy())
+    values = {name: columns[name].to_pylist() for name in {*CHECKED, *(OF_MEMBER if segmented else ())}}
     spans = entries(columns["spans"])
     numbers = (spans.field(name).to_numpy().tolist() for name in ("lineage", "version", "start", "end"))
     flat = list(zip(*numbers, spans.field("checksum").to_pylist(), strict=True))
@@ -86,9 +97,11 @@ def check_rules(
     first_of: Sequence[int],
 ) -> None:
     """The record's rules. tokens, starts: as `plain` returns them; values: by column, those of `CHECKED` and the
-    spans; first_of [rows]: the first row of each row's group."""
+    spans, and where a member has several segments those of `OF_MEMBER`; first_of [rows]: the first row of each row's
+    group."""
     _check_tokens(tokens, starts, np.array(values["prompt_length"]))
     _check_rows(values, (starts[1:] - starts[:-1]).tolist(), first_of)
+    _check_members(values, first_of)
     _check_spans(values, tokens["versions"], starts, first_of)
 
 
@@ -121,14 +134,8 @@ def _check_rows(values: Mapping[str, Sequence[Any]], lengths: Sequence[int], fir
             if value != column[first]:
                 wanted = f"row {first} has {column[first]}"
                 raise ValueError(f"row {n}, column {name}: {value}, but {wanted}; a group is one ticket")
-    seen: set[tuple[int, int, int]] = set()
-    names = ("member", "segment", "reward", "finish_reason", "turn_offsets", "turn_rewards", "info")
-    for n, (member, segment, reward, finish, offsets, rewards, info) in enumerate(
-        zip(*(values[name] for name in names), strict=True)
-    ):
-        if (first_of[n], member, segment) in seen:
-            raise ValueError(f"row {n}, column member: member {member} segment {segment} a second time")
-        seen.add((first_of[n], member, segment))
+    names = ("reward", "finish_reason", "turn_offsets", "turn_rewards", "info")
+    for n, (reward, finish, offsets, rewards, info) in enumerate(zip(*(values[name] for name in names), strict=True)):
         if abs(reward) > LARGEST_REWARD:
             raise ValueError(
                 f"row {n}, column reward: {reward}; must be a number of float32, or NaN for an unscored row"
@@ -141,6 +148,25 @@ def _check_rows(values: Mapping[str, Sequence[Any]], lengths: Sequence[int], fir
             raise ValueError(f"row {n}, column turn_rewards: {len(rewards)} rewards for {len(offsets)} turns")
         if not info.startswith("{"):
             raise ValueError(f"row {n}, column info: {info[:40]!r}; must be a JSON object")
+
+
+def _check_members(values: Mapping[str, Sequence[Any]], first_of: Sequence[int]) -> None:
+    """That the rows of a member follow each other as its segments 0, 1, ..., which say the same of it."""
+    seen: set[tuple[int, int]] = set()
+    before = (-1, -1, -1)
+    for n, (first, member, segment) in enumerate(zip(first_of, values["member"], values["segment"], strict=True)):
+        if segment:
+            if before != (first, member, segment - 1):
+                wanted = "the segments of a member follow each other, from 0"
+                raise ValueError(f"row {n}, column segment: {segment} of member {member}; {wanted}")
+            for name in OF_MEMBER:
+                found, wanted = values[name][n], values[name][n - 1]
+                if repr(found) != repr(wanted):  # what is NaN is the same as NaN
+                    raise ValueError(f"row {n}, column {name}: {found}, but segment {segment - 1} has {wanted}")
+        elif (first, member) in seen:
+            raise ValueError(f"row {n}, column member: member {member} segment 0 a second time")
+        seen.add((first, member))
+        before = (first, member, segment)
 
 
 def _check_spans(

@@ -58,10 +58,10 @@ STEP = (
     Topic(
         "reward",
         {
-            "reward/mean": "over the scored trajectories of the batch",
+            "reward/mean": "over the scored members of the batch",
             "reward/std": "the same, standard deviation",
             "reward_part/<name>": "mean of a named part",
-            "unscored": "trajectories without a score; they train nothing",
+            "unscored": "members without a score; they train nothing",
             "failures": 'why, by class: `{"verifier_timeout": 2}`',
             "pass_rate": "11 counts of groups, by the share of scored members with an outcome (the reward without "
             "shaping) above 0, rounded down to tenths: 0, 0.1, ... 1.0",
@@ -71,9 +71,11 @@ STEP = (
     Topic(
         "length",
         {
-            "length/mean": "sampled tokens of a trajectory",
+            "length/mean": "sampled tokens of a member, over all of its turns and segments",
             "length/max": "the same, of the longest",
-            "truncated": "share of trajectories that ended at `max_tokens`",
+            "truncated": "share of members that ended at `max_tokens`",
+            "turns/mean": "turns of a member: how often it was asked",
+            "segments/mean": "rows of a member; more than one where its history was rewritten",
         },
     ),
     Topic(

@@ -11,7 +11,8 @@ the *units* of all ranks and micro-batches come to:
 | prompt | 1 / tokens of its prompt's answers | prompts with a token |
 | constant | 1 / longest answer that is allowed | answers with a token |
 
-Answers and prompts are never split over ranks; answers are never split over micro-batches.
+Answers and prompts are never split over ranks. The rows of an answer, its segments, may be in several micro-batches,
+each of which is given all of its tokens (`batch.whole_answers`).
 """
 
 from __future__ import annotations
@@ -50,25 +51,20 @@ def coefficients(
 
 
 def units(
-    aggregation: str | None, tokens: NDArray[np.bool_], lengths: NDArray[np.int64], groups: NDArray[np.int64]
+    aggregation: str | None, tokens: NDArray[np.bool_], answers: NDArray[np.int64], groups: NDArray[np.int64]
 ) -> int:
-    """What the step divides by, of these tokens: bool [N] of sequences of these lengths [R], in these groups [R].
+    """What the step divides by, of these tokens: bool [N], with the answer [N] and the group [N] that each is of.
 
-    >>> tokens, lengths, groups = np.array([True, True, False, True]), np.array([2, 1, 1]), np.array([0, 0, 1])
-    >>> [units(aggregation, tokens, lengths, groups) for aggregation in ("token", "sequence", "prompt")]
+    >>> tokens, answers, groups = np.array([True, True, False, True]), np.array([0, 0, 1, 2]), np.array([0, 0, 0, 1])
+    >>> [units(aggregation, tokens, answers, groups) for aggregation in ("token", "sequence", "prompt")]
     [3, 2, 2]
     """
     if aggregation == "token":
         return int(tokens.sum())
-    rows = np.flatnonzero(np.bincount(np.repeat(np.arange(len(lengths)), lengths)[tokens], minlength=len(lengths)))
-    return len(np.unique(groups[rows])) if aggregation == "prompt" else len(rows)
+    return len(np.unique((groups if aggregation == "prompt" else answers)[tokens]))
 
 
-def tokens_of_prompts(
-    tokens: NDArray[np.bool_], lengths: NDArray[np.int64], groups: NDArray[np.int64]
-) -> NDArray[np.int64]:
-    """int [N]: how many of `tokens` each one's group has."""
-    of_token = np.repeat(groups, lengths)
-    counts = np.bincount(of_token[tokens], minlength=int(groups[-1]) + 1 if len(groups) else 0)
-    found: NDArray[np.int64] = counts[of_token]
+def tokens_of_prompts(tokens: NDArray[np.bool_], groups: NDArray[np.int64]) -> NDArray[np.int64]:
+    """int [N]: how many of `tokens` each one's group [N] has."""
+    found: NDArray[np.int64] = np.bincount(groups[tokens], minlength=int(groups.max(initial=-1)) + 1)[groups]
     return found

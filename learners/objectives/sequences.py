@@ -1,4 +1,4 @@
-"""Packed sequences, and sums over each one's tokens."""
+"""Answers back to back, and sums over each one's tokens."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Sequences:
-    """R sequences back to back, N tokens. cu int64 [R + 1]: where each begins; tokens bool [N]: those that count."""
+    """R answers back to back, N tokens: of an answer in several segments, those of all. cu int64 [R + 1]: where each
+    begins; tokens bool [N]: those that count."""
 
     cu: Tensor
     tokens: Tensor

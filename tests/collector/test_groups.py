@@ -129,6 +129,25 @@ def test_a_group_needs_as_many_scored_members_as_the_recipe_says():
     assert unusable([good, aborted, slow], min_members=2, filtering=False) == ("infrastructure", "engine_aborted")
 
 
+def in_segments(row, count):
+    return [dataclasses.replace(row, segment=n) for n in range(count)]
+
+
+def test_a_member_counts_once_however_many_segments_it_has():
+    """Control: the same rows as members of their own are enough of them, and have another mean."""
+    good = in_segments(row(completion((2, 2))), 3)
+    slow = [row(completion((2, 1)), unscored("verifier_timeout"), member=1)]
+    assert unusable([*good, *slow], min_members=2, filtering=False) == ("data", "too_few_members/verifier_timeout")
+    assert unusable([dataclasses.replace(row, segment=0) for row in good], min_members=2, filtering=False) is None
+    late = in_segments(row(completion((2, 1)), unscored("verifier_nan")), 3)
+    reason = unusable([*late, *slow, *slow], min_members=None, filtering=False)
+    assert reason == ("data", "unscored/verifier_timeout")
+    wrong = [row(completion((2, 3)), Score({"exact": 0.0}, 0.0, ""), member=1)]
+    header, payload = hand([*good, *wrong])
+    assert (header.reward, header.tokens, header.length) == (0.5, 9, 4.5)
+    assert decode(payload).column("segment").to_pylist() == [0, 1, 2, 0]
+
+
 def test_a_group_whose_rewards_are_all_equal_is_filtered_where_the_recipe_says_so():
     right, wrong = row(completion((2, 1))), row(completion((2, 1)), Score({"exact": 0.0}, 0.0, ""))
     late = row(completion((2, 1)), unscored("verifier_timeout"))

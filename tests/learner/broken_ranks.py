@@ -99,7 +99,7 @@ def gradient(ranks: Ranks, folder: Path, preset: Preset) -> dict[str, torch.Tens
     model = load_trained(recipe.model, folder / "model", None, seed=0)
     ranks.shard(model)
     batch, worth = own_share(ranks, folder, "sound", recipe)
-    worth = scaled(batch.rewards, worth, recipe.objective.advantage, total=ranks.total)
+    worth = scaled(batch.rewards, batch.answers, worth, recipe.objective.advantage, total=ranks.total)
     seen = accumulate(
         model, batch, worth, objective=recipe.objective, temperature=1.0, max_tokens=25, longest=12, ranks=ranks
     )

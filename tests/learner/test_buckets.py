@@ -41,6 +41,7 @@ def a_step(seed: int, rows: int, farthest: float = 1.0) -> tuple[Batch, np.ndarr
         rewards=np.zeros(rows),
         outcomes=np.zeros(rows),
         groups=np.arange(rows),
+        answers=np.arange(rows),
         truncated=np.zeros(rows, np.bool_),
         nonfinite=0,
         masked={},

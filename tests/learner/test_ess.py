@@ -38,7 +38,7 @@ def test_answers_of_32_000_tokens_have_a_finite_share() -> None:
     ones, drift = np.ones(n, np.float32), np.float32(0.5)
     logprobs = np.concatenate([-ones, -ones - drift, -ones + drift])
     behaviour = np.concatenate([-ones, -ones, -ones])
-    log_ratios, some = answer_log_ratios(logprobs, behaviour, np.ones(3 * n, np.bool_), np.array([n, n, n]))
+    log_ratios, some = answer_log_ratios(logprobs, behaviour, np.ones(3 * n, np.bool_), np.repeat(np.arange(3), n))
     assert log_ratios.tolist() == [0.0, -16_000.0, 16_000.0]
     assert some.all()
     assert Weighed.of(log_ratios).ess == 1 / 3
@@ -50,6 +50,6 @@ def test_answers_of_32_000_tokens_have_a_finite_share() -> None:
 def test_an_answer_is_all_its_measured_tokens_and_one_without_any_does_not_count() -> None:
     measured = np.array([1, 1, 0, 0, 0, 1], np.bool_)
     logprobs = np.array([-1, -2, -9, -9, -9, -3], np.float32)
-    log_ratios, some = answer_log_ratios(logprobs, np.full(6, -1, np.float32), measured, np.array([3, 2, 1]))
+    log_ratios, some = answer_log_ratios(logprobs, np.full(6, -1, np.float32), measured, np.array([0, 0, 0, 1, 1, 2]))
     assert (log_ratios.tolist(), some.tolist()) == ([-1.0, 0.0, -2.0], [True, False, True])
     assert Weighed.of(log_ratios[:0]).ess is None

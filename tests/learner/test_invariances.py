@@ -1,6 +1,6 @@
 """The gradient of a step is the objective's, for every preset, and depends on nothing else: not on how a batch is cut
-into micro-batches, packed, padded, dealt to ranks, or in which order it came. Without one of the guards of that, a
-comparison below fails: which is tested too."""
+into micro-batches, packed, padded, dealt to ranks, in which order it came, or whether an answer came in segments.
+Without one of the guards of that, a comparison below fails: which is tested too."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from asyncrl.config.objective import Objective, Preset
 from asyncrl.config.recipe import Recipe
 from asyncrl.learners import shares, step
 from asyncrl.learners.advantages import scaled
-from asyncrl.learners.batch import Batch, Microbatch, microbatches
+from asyncrl.learners.batch import Batch, Microbatch, Whole, microbatches
 from asyncrl.learners.model import load_model
 from asyncrl.learners.step import accumulate
-from asyncrl.schema import to_batch
+from asyncrl.schema import Group, Trajectory, VersionSpan, to_batch
 from asyncrl.staleness import Weights
 
 PRESETS = get_args(Preset)
@@ -82,7 +82,7 @@ def groups(make_row: Any, make_group: Any) -> list[Any]:
 def prepared(objective: Objective, groups: list[Any]) -> tuple[Batch, NDArray[np.float64]]:
     """The batch, and the advantages of its rows."""
     batch, worth = shares.share_of(groups, version=1, recipe=Recipe(objective=objective))
-    return batch, scaled(batch.rewards, worth, objective.advantage, total=list)
+    return batch, scaled(batch.rewards, batch.answers, worth, objective.advantage, total=list)
 
 
 def portion(model: Any, objective: Objective, own: tuple[Batch, NDArray[np.float64]], max_tokens: int) -> Any:
@@ -204,7 +204,46 @@ def partial_last_window(model: Any, oracle: ModuleType, objective: Objective, gr
     torch.testing.assert_close(gradient(model, objective, few, budget), padded(model, oracle, objective, few), **CLOSE)
 
 
-WAYS: tuple[Check, ...] = (micro_batches, packing_order, padding, ranks, arrival_order, partial_last_window)
+def segments(model: Any, oracle: ModuleType, objective: Objective, groups: list[Any], _: Any) -> None:
+    """Answers in two segments, the second of which repeats the first as its history: in one micro-batch, in several,
+    and each in its own, where each is asked for what is in the others."""
+    whole, cut = gradient(model, objective, groups), [in_segments(group) for group in groups]
+    assert sum(group.num_rows for group in cut) > sum(group.num_rows for group in groups) + 8
+    for max_tokens in (10**6, 40, 1):
+        torch.testing.assert_close(gradient(model, objective, cut, max_tokens), whole, **CLOSE)
+
+
+def in_segments(group: Any) -> Any:
+    """Each answer of two tokens and more cut in the middle."""
+    rows = []
+    for row in group.to_pylist():
+        length, prompt = len(row["token_ids"]), row["prompt_length"]
+        middle = prompt + (length - prompt) // 2
+        cuts = [(prompt, middle), (middle, length)] if middle > prompt else [(prompt, length)]
+        for segment, (start, end) in enumerate(cuts):
+            sampled = np.arange(end) >= start
+            span = row["spans"][0]
+            rows.append(
+                Trajectory(
+                    token_ids=np.array(row["token_ids"][:end], np.int32),
+                    loss_mask=sampled.astype(np.uint8),
+                    logprobs=np.where(sampled, np.array(row["logprobs"][:end], np.float32), np.float32(0)),
+                    versions=np.where(sampled, np.array(row["versions"][:end], np.int32), np.int32(-1)),
+                    member=row["member"],
+                    segment=segment,
+                    prompt_length=start,
+                    spans=(VersionSpan(Weights(span["lineage"], span["version"]), start, end, span["checksum"]),),
+                    reward=row["reward"],
+                    reward_parts=dict(row["reward_parts"]),
+                    finish_reason=row["finish_reason"],
+                )
+            )
+    first = group.slice(0, 1).to_pylist()[0]
+    names = ("ticket", "attempt", "lineage", "task", "row_id", "collector", "engine", "issued", "put")
+    return to_batch(Group(**{name: first[name] for name in names}, sampling={}, trajectories=rows))
+
+
+WAYS: tuple[Check, ...] = (micro_batches, packing_order, padding, ranks, arrival_order, partial_last_window, segments)
 
 
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
@@ -295,3 +334,37 @@ def test_control_with_advantages_by_arrival_the_order_of_arrival_is_seen(
     monkeypatch.setattr(shares, "compared", by_arrival)
     with pytest.raises(AssertionError, match="not close"):
         arrival_order(model, oracle, Objective(preset=preset), groups, monkeypatch)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_control_with_segments_taken_for_answers_they_are_seen(
+    model: Any, oracle: ModuleType, groups: list[Any], monkeypatch: pytest.MonkeyPatch, preset: Preset
+) -> None:
+    pack = shares.pack
+
+    def by_rows(batches: Any) -> Any:
+        packed = pack(batches)
+        return replace(packed, answers=np.arange(len(packed.answers)))
+
+    monkeypatch.setattr(shares, "pack", by_rows)
+    with pytest.raises(AssertionError, match="not close"):
+        segments(model, oracle, Objective(preset=preset), groups, monkeypatch)
+
+
+@pytest.mark.parametrize("preset", ["gspo", "rloo"])
+def test_control_with_only_what_is_in_a_micro_batch_an_answer_in_several_is_not_whole(
+    model: Any, oracle: ModuleType, groups: list[Any], monkeypatch: pytest.MonkeyPatch, preset: Preset
+) -> None:
+    def only_own(_: Batch, micro: Microbatch) -> Whole:
+        return Whole(micro.positions, micro.cu_seqlens, None)
+
+    monkeypatch.setattr(step, "whole_answers", only_own)
+    with pytest.raises(AssertionError, match="not close"):
+        segments(model, oracle, Objective(preset=preset), groups, monkeypatch)
+
+
+def test_a_model_that_does_not_pack_takes_segments_one_by_one_to_the_same_gradient(
+    model_path: Path, oracle: ModuleType, groups: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = load_model(model_path, "float32", "eager")
+    segments(plain, oracle, Objective(preset="gspo"), groups, monkeypatch)

@@ -238,7 +238,7 @@ def worth_of(groups: list[Any], kind: Any, task: Any = None) -> np.ndarray[Any, 
     recipe = Recipe(objective=Objective(preset="grpo", advantage=kind))
     packed = pack(groups)
     recipe = recipe if task is None else Recipe(objective=recipe.objective, task=task)
-    return scaled(packed.rewards, compared(packed, recipe).values, kind, total=total)
+    return scaled(packed.rewards, packed.answers, compared(packed, recipe).values, kind, total=total)
 
 
 def test_a_spread_over_the_step_divides_every_group_alike(groups_of: Any) -> None:
@@ -261,9 +261,9 @@ def test_a_spread_over_the_step_is_that_of_all_ranks(groups_of: Any) -> None:
     given: list[list[float]] = [[6.0, 12.0], [float(((everything - 2) ** 2).sum())]]
     for part, own, expected in zip(packed, values, (whole[:2], whole[2:]), strict=True):
         answers = iter(given)
-        found = scaled(part.rewards, own, kind, total=lambda _, answers=answers: next(answers))
+        found = scaled(part.rewards, part.answers, own, kind, total=lambda _, answers=answers: next(answers))
         np.testing.assert_allclose(found, expected)
-    assert not np.allclose(scaled(packed[0].rewards, values[0], kind, total=total), whole[:2])
+    assert not np.allclose(scaled(packed[0].rewards, packed[0].answers, values[0], kind, total=total), whole[:2])
 
 
 def test_raw_advantages_are_the_rewards_and_zero_where_there_is_none(groups_of: Any) -> None:

@@ -128,7 +128,7 @@ def _prompt_tokens(objective: Objective, answers: Answers) -> dict[int, np.ndarr
     rows = sorted(range(len(answers.texts)), key=lambda row: answers.groups[row])
     sequences, lengths = _known(objective, answers, rows)
     groups = np.unique([answers.groups[row] for row in rows], return_inverse=True)[1]
-    counts = tokens_of_prompts(sequences.tokens.numpy(), lengths.numpy(), groups)
+    counts = tokens_of_prompts(sequences.tokens.numpy(), np.repeat(groups, lengths))
     return dict(zip(rows, np.split(counts, np.cumsum(lengths.numpy())[:-1]), strict=True))
 
 
@@ -162,5 +162,9 @@ def _portion(
     )
     loss = token_sum(each * terms.loss, kept)
     (found,) = torch.autograd.grad(loss, answers.logits)
-    groups = np.array([answers.groups[row] for row in part])
-    return found, units(objective.aggregation, kept.numpy(), lengths.numpy(), groups)
+    return found, units(
+        objective.aggregation,
+        kept.numpy(),
+        np.repeat(np.arange(len(part)), lengths),
+        np.repeat([answers.groups[row] for row in part], lengths),
+    )

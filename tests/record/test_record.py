@@ -56,7 +56,12 @@ def trajectories(draw, member):
 
 @st.composite
 def groups(draw):
-    rows = [draw(trajectories(member)) for member in range(draw(st.integers(1, 4)))]
+    rows = []
+    for member in range(draw(st.integers(1, 3))):
+        first = draw(trajectories(member))
+        told = {name: getattr(first, name) for name in ("reward", "reward_parts", "failure")}
+        more = range(1, 1 + draw(st.integers(0, 1)))
+        rows += [first, *(dataclasses.replace(draw(trajectories(member)), segment=n, **told) for n in more)]
     sampling = draw(st.fixed_dictionaries({"temperature": st.floats(0.1, 2)}, optional={"top_k": st.integers(-1, 9)}))
     return Group(draw(st.integers(0, 2**40)), 2, 3, "reverse", draw(text), "c", "c/0", sampling, 1.5, 2.5, tuple(rows))
 
@@ -98,6 +103,8 @@ def test_packing_puts_rows_back_to_back(batch_of_groups):
     for name in TOKEN_COLUMNS:
         np.testing.assert_array_equal(getattr(packed, name), np.concatenate([getattr(row, name) for _, row in rows]))
     np.testing.assert_array_equal(packed.rewards, [row.reward for _, row in rows])
+    members = list(dict.fromkeys((n, row.member) for n, row in rows))
+    assert packed.answers.tolist() == [members.index((n, row.member)) for n, row in rows]
 
 
 def test_an_unscored_part_is_null_and_a_nan_stays_nan(make_group, make_trajectory):
@@ -237,6 +244,30 @@ def test_a_dishonest_row_is_refused_by_row_and_column(make_group, make_trajector
     good = encode(make_group(ticket=3))
     with pytest.raises(ValueError, match=f"payload 1: {message}"):
         decode_all([good, stream(batch, batch.schema), good])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"segment": 2}, "row 2, column segment: 2 of member 1; the segments of a member follow each other, from 0"),
+        ({"segment": -1}, "row 2, column segment: -1 of member 1"),
+        ({"member": 0}, "row 2, column segment: 1 of member 0"),
+        ({"segment": 0}, "row 2, column member: member 1 segment 0 a second time"),
+        ({"reward": 0.5}, "row 2, column reward: 0.5, but segment 0 has nan"),
+        ({"reward_parts": {"reward": 0.5}}, "row 2, column reward_parts: .*0.5.*, but segment 0 has"),
+        ({"failure": "verifier_timeout"}, "row 2, column failure: verifier_timeout, but segment 0 has"),
+    ],
+)
+def test_segments_follow_each_other_and_say_the_same_of_their_member(make_group, make_trajectory, change, message):
+    rows = [make_trajectory(0), *(make_trajectory(1, reward=math.nan) for _ in range(2))]
+    rows[2] = dataclasses.replace(rows[2], segment=1)
+    assert decode(encode(make_group(*rows))).column("segment").to_pylist() == [0, 0, 1]
+    bad = make_group(*rows[:2], dataclasses.replace(rows[2], **change))
+    with pytest.raises(ValueError, match=message):
+        encode(bad)
+    batch = to_batch(bad)
+    with pytest.raises(ValueError, match=message):
+        decode(stream(batch, batch.schema))
 
 
 def test_token_columns_with_other_offsets_are_refused(make_group):
