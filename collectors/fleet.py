@@ -247,11 +247,13 @@ def engine_makers(recipe: Recipe, name: str, model_path: Path | None) -> list[Ca
 
             return vllm_server.VllmServerEngine(
                 f"{name}/{index}",
+                model_path,
                 url=config.url,
                 api_key_env=config.api_key_env,
                 slots=derive(recipe).engine_slots,
                 max_length=recipe.model.max_length,
                 dtype=recipe.model.dtype,
+                trust_remote_code=recipe.model.trust_remote_code,
             )
         if isinstance(config, SglangEngine):
             from asyncrl.collectors.engines import sglang

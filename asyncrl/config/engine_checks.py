@@ -30,6 +30,7 @@ OURS = frozenset(
         "skip_tokenizer_init",
         "generation_config",
         "logprobs_mode",
+        "max_logprobs",
         "weight_transfer_config",
         "worker_extension_cls",
         "worker_cls",

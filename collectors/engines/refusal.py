@@ -29,14 +29,3 @@ def refusal(request: Request, *, limit: int, vocabulary: int) -> str:
     if min(request.token_ids) < 0 or max(request.token_ids) >= vocabulary:
         return f"a prompt token is outside the model's vocabulary of {vocabulary}"
     return ""
-
-
-def truncation(request: Request) -> str:
-    """Why an engine that draws from the whole vocabulary alone cannot serve the request; "" if it can."""
-    sampling = request.sampling
-    if sampling.top_p == 1.0 and sampling.top_k == -1:
-        return ""
-    return (
-        f"top_p {sampling.top_p} / top_k {sampling.top_k}: there are no exact log-probabilities under truncation "
-        "yet; use top_p 1.0 and top_k -1"
-    )

@@ -42,7 +42,7 @@ class VllmEngine(VllmBase):
         enforce_eager: bool | None,
         extra: Mapping[str, Any],
     ) -> None:
-        super().__init__(name, slots=slots)
+        super().__init__(name, model_path, slots=slots, trust_remote_code=trust_remote_code)
         self._arguments = {
             "model": str(model_path),
             "dtype": dtype,
@@ -54,7 +54,7 @@ class VllmEngine(VllmBase):
             **extra,
         }
 
-    async def _begin(self) -> tuple[Llm, int, int]:
+    async def _begin(self) -> Llm:
         """Start the processes, half a minute or more. Raises EngineError: vLLM is not installed, is too old, or cannot
         load the model."""
         if importlib.util.find_spec("vllm") is None:
@@ -64,10 +64,12 @@ class VllmEngine(VllmBase):
         except Exception as error:
             raise EngineError(f"engine {self.name}: vLLM does not start: {type(error).__name__}: {error}") from error
         config = llm.vllm_config.model_config
-        return llm, config.max_model_len, config.get_vocab_size()
+        self._limit = config.max_model_len
+        self._vocabulary = self._most = config.get_vocab_size()
+        return llm
 
     def _sampling(self, request: Request) -> Any:
-        return sampling_params(request, limit=self._limit)
+        return sampling_params(request, limit=self._limit, vocabulary=self._vocabulary)
 
     async def _load(self, llm: Llm, offer: dict[str, Any]) -> None:
         from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest

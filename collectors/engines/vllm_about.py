@@ -23,6 +23,8 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
     vocabulary: int  # ids
     workers: int  # processes that share the model, data parallel replicas included
     api_processes: int  # that answer at its address
+    max_logprobs: int  # that it gives for a token; -1: of all tokens
+    own_ends: bool  # whether min_tokens holds back end tokens of the model's own too
     transforms: tuple[str, ...]  # options of vLLM's that make what is served another thing than one plain model
     cpu: bool  # whether it computes on one
     chunked_prefill: bool

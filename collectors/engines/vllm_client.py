@@ -14,13 +14,14 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 import httpx2
 import msgspec
 
 from asyncrl.collectors.engines.base import EngineError
+from asyncrl.collectors.engines.streamed import ForeignWeightsError
 from asyncrl.collectors.engines.vllm_about import About
 
 logger = logging.getLogger(__name__)
@@ -44,17 +45,28 @@ POLL_S = 1.0
 
 
 class _Logprob(msgspec.Struct):
+    token_id: int
     logprob: float
+    top_logprobs: list[_Logprob] = []
 
 
 class Logprobs(msgspec.Struct):
-    """Of the sampled tokens, one entry each."""
+    """As vLLM's `FlatLogprobs`: of sampled token t, the entries start_indices[t] to end_indices[t] of ids and logprobs:
+    its own first, then those of the likeliest."""
 
     content: list[_Logprob] = []
+    start_indices: list[int] = []
+    end_indices: list[int] = []
+    token_ids: list[int] = []
+    logprobs: list[float] = []
 
-    @property
-    def logprobs(self) -> list[float]:
-        return [math.nan if entry.logprob == NO_LOGPROB else entry.logprob for entry in self.content]
+    def __post_init__(self) -> None:
+        for sampled in self.content:
+            self.start_indices.append(len(self.logprobs))
+            for entry in (sampled, *sampled.top_logprobs):
+                self.token_ids.append(entry.token_id)
+                self.logprobs.append(math.nan if entry.logprob == NO_LOGPROB else entry.logprob)
+            self.end_indices.append(len(self.logprobs))
 
 
 class VersionSpan(msgspec.Struct):
@@ -167,7 +179,9 @@ class VllmClient:
 
     # --- requests -----------------------------------------------------------------------------------------------------
 
-    async def generate(self, prompt: dict[str, Any], sampling: dict[str, Any], name: str) -> AsyncIterator[Output]:
+    async def generate(
+        self, prompt: dict[str, Any], sampling: dict[str, Any], name: str
+    ) -> AsyncGenerator[Output, None]:
         """The answer, as it comes. prompt: prompt_token_ids and cache_salt. sampling: of vLLM's SamplingParams."""
         body = {
             "request_id": name,
@@ -186,7 +200,12 @@ class VllmClient:
                 kind, _, text = line.partition(": ")
                 if kind != "data" or text == "[DONE]":
                     continue
-                output = self._decoder.decode(text)
+                try:
+                    output = self._decoder.decode(text)
+                except msgspec.DecodeError as error:
+                    raise EngineError(
+                        f"the server at {self._url} does not answer as vLLM does ({error}): {text[:200]!r}"
+                    ) from error
                 if output.error is not None:
                     output = await self._failed(output.error)
                 for part in output.outputs:
@@ -207,10 +226,10 @@ class VllmClient:
     def _check_labels(self, spans: Sequence[VersionSpan]) -> None:
         for span in spans:
             if span.start < span.end and span.version not in self._labels:
-                raise EngineError(self._others(span.version))
+                raise self._others(span.version)
 
-    def _others(self, label: str) -> str:
-        return (
+    def _others(self, label: str) -> ForeignWeightsError:
+        return ForeignWeightsError(
             f"the server at {self._url} serves weights {label!r}, which this engine did not bring: another client "
             "changes them. Give each collector a server of its own"
         )
@@ -231,7 +250,7 @@ class VllmClient:
         if self._label:
             response = _check(await self._http.get("/weight_info"))
             if (label := str(msgspec.json.decode(response.content)["weight_version"])) != self._label:
-                raise EngineError(self._others(label))
+                raise self._others(label)
         _check(await self._http.post("/pause", params={"mode": mode, "clear_cache": clear_cache}))
 
     async def resume_generation(self) -> None:

@@ -3,30 +3,63 @@
 from __future__ import annotations
 
 import math
-import time
+from collections.abc import Sequence
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
+from asyncrl.collectors.engines.answer import Answer, failed
 from asyncrl.collectors.engines.base import Completion, FinishReason, Request, Span
-from asyncrl.collectors.engines.spans import Served, token_versions
-from asyncrl.staleness import Weights
+from asyncrl.collectors.engines.sampling import truncates
+from asyncrl.collectors.engines.spans import Served, label_of, served_of
+from asyncrl.collectors.engines.stops import StopStrings
 
 if TYPE_CHECKING:
     from vllm import CompletionOutput, SamplingParams
 
-COLDEST = 0.01
-"""vLLM raises a temperature between 0 and this one to it, and would sample otherwise than the learner computes."""
+COLDEST, HOTTEST = 0.01, 2.0
+"""vLLM raises a temperature between 0 and COLDEST to it, and would sample otherwise than the learner computes; it has
+none above HOTTEST."""
 
 FINISHED: dict[str, FinishReason] = {"stop": "stop", "length": "length", "abort": "abort"}
 """vLLM's ends; all others are errors."""
 
 
-def too_cold(request: Request) -> str:
-    """Why vLLM cannot sample at the request's temperature as it is; "" if it can."""
-    temperature = request.sampling.temperature
-    return f"temperature {temperature}: vLLM has none between 0 and {COLDEST}" if 0 < temperature < COLDEST else ""
+def inexact(request: Request, *, vocabulary: int, most: int) -> str:
+    """Why vLLM cannot sample the request exactly as it asks, and say among which tokens; "" if it can.
+
+    most: log-probs that it gives for a token.
+    """
+    sampling = request.sampling
+    if 0 < sampling.temperature < COLDEST or sampling.temperature > HOTTEST:
+        return f"temperature {sampling.temperature}: vLLM has 0, and {COLDEST} to {HOTTEST}"
+    if not truncates(sampling):
+        return ""
+    if sampling.top_k == -1:
+        return (
+            f"top_p {sampling.top_p} / min_p {sampling.min_p} without top_k: what was left is seen by the log-probs of "
+            "the likeliest tokens, and vLLM must be told of how many; set top_k"
+        )
+    if sampling.top_p < 1 and sampling.min_p > 0:
+        return (
+            f"top_p {sampling.top_p} with min_p {sampling.min_p}: vLLM applies min_p first, which leaves top_p other "
+            "tokens than it should have; use one of them"
+        )
+    if (wanted := likeliest(request, vocabulary)) > most:
+        return (
+            f"top_k {sampling.top_k}: the {wanted} log-probs that tell which tokens were left are more than the server "
+            f"gives: start it with --max-logprobs {wanted} or more"
+        )
+    return ""
+
+
+def likeliest(request: Request, vocabulary: int) -> int:
+    """Of how many of the likeliest tokens the log-probs are asked for: those that were left are the finite ones. vLLM
+    keeps all that are equal to the last of top_k, of which there are several in bfloat16, so a few more than top_k.
+
+    vLLM has masks of its own (`return_sampling_mask`), but on a GPU only, and then refuses what truncates nothing.
+    """
+    sampling = request.sampling
+    return min(vocabulary, sampling.top_k + 16 + sampling.top_k // 4) if truncates(sampling) else 0
 
 
 def prompt_of(request: Request, served: Served) -> dict[str, Any]:
@@ -34,28 +67,35 @@ def prompt_of(request: Request, served: Served) -> dict[str, Any]:
     return {"prompt_token_ids": list(request.token_ids), "cache_salt": label_of(served)}
 
 
-def sampling_of(request: Request, *, limit: int) -> dict[str, Any]:
+def sampling_of(request: Request, *, limit: int, vocabulary: int) -> dict[str, Any]:
     """How vLLM samples this request, by the names of its SamplingParams: it ends at our stop tokens only, and each
-    sampled token comes with its logprob."""
+    sampled token comes with its logprob. Stop strings are looked for here (`answer.py`): vLLM does it in the same
+    place, and needs a tokenizer for it."""
     sampling = request.sampling
-    return {
+    max_tokens = min(sampling.max_tokens, limit - len(request.token_ids))
+    found = {
         "temperature": sampling.temperature,
-        "max_tokens": min(sampling.max_tokens, limit - len(request.token_ids)),
-        "stop_token_ids": list(sampling.stop_token_ids),
+        "max_tokens": max_tokens,
+        "min_tokens": min(sampling.min_tokens, max_tokens),
+        # An id without a logit is never sampled, and vLLM dies of one that min_tokens holds back.
+        "stop_token_ids": [id for id in sampling.stop_token_ids if id < vocabulary],
         "ignore_eos": True,
         "seed": seed_of(request),
-        "logprobs": 0,  # of the sampled token alone
+        "logprobs": likeliest(request, vocabulary),
         "detokenize": False,
     }
+    if truncates(sampling):
+        found |= {"top_k": sampling.top_k, "top_p": sampling.top_p, "min_p": sampling.min_p}
+    return found
 
 
-def sampling_params(request: Request, *, limit: int) -> SamplingParams:
+def sampling_params(request: Request, *, limit: int, vocabulary: int) -> SamplingParams:
     """`sampling_of` as vLLM's own object."""
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
     return SamplingParams(
-        **sampling_of(request, limit=limit),
+        **sampling_of(request, limit=limit, vocabulary=vocabulary),
         flat_logprobs=True,  # numbers in lists, where the default makes an object and a dict of each token
         output_kind=RequestOutputKind.DELTA,
     )
@@ -70,47 +110,35 @@ def seed_of(request: Request) -> int:
     return int.from_bytes(digest, "big") >> 1
 
 
-def label_of(served: Served) -> str:
-    """The weight version that vLLM stamps its tokens with. It says all that a span needs: no table has to be kept for
-    as long as a request may run.
+class VllmAnswer(Answer):
+    """One answer while vLLM streams it."""
 
-    >>> label_of(Served(Weights(1, 7), "9c0f"))
-    '1/7/9c0f'
-    """
-    return f"{served.weights.lineage}/{served.weights.version}/{served.checksum}"
-
-
-def served_of(label: str) -> Served:
-    """`label_of` backwards."""
-    lineage, version, checksum = label.split("/")
-    return Served(Weights(int(lineage), int(version)), checksum)
-
-
-class Answer:
-    """One answer while vLLM streams it. `tokens` grows; `error` is set if it must not go on."""
-
-    def __init__(self) -> None:
-        self.tokens: list[int] = []
-        self.error = ""
-        self._logprobs: list[float] = []
-        self._spans: list[Any] = []
+    def __init__(self, request: Request, served: Served, stops: StopStrings | None, *, vocabulary: int) -> None:
+        super().__init__(request, served, stops)
+        self._vocabulary = vocabulary
+        self._likeliest = likeliest(request, vocabulary)
+        self._spans: Sequence[Any] = ()
         self._ended = ""
-        self._first_token = 0.0
 
     def add(self, part: CompletionOutput) -> int:
         """Take what came since the last one. Returns the number of tokens."""
         count = len(part.token_ids)
         if count:
-            logprobs: list[float] = part.logprobs.logprobs
-            if len(logprobs) != count or not all(map(math.isfinite, logprobs)):
-                self.error = f"the logprobs of tokens {len(self.tokens)} to {len(self.tokens) + count} are {logprobs}"
-                return 0
-            self._first_token = self._first_token or time.time()
-            self.tokens.extend(part.token_ids)
-            self._logprobs.extend(logprobs)
+            found = part.logprobs  # of token t, entries starts[t] to ends[t]: its own first, then the likeliest
+            starts, ends = found.start_indices, found.end_indices
+            kept = [self._left(found, *span) for span in zip(starts, ends, strict=True)] if self._likeliest else None
+            count = self.take(part.token_ids, [found.logprobs[start] for start in starts], kept)
         if part.finish_reason is not None:
-            self._ended, self._spans = part.finish_reason, part.weight_versions or []
+            self._ended, self._spans = part.finish_reason, part.weight_versions or ()
         return count
+
+    def _left(self, found: Any, start: int, end: int) -> list[int]:
+        """The tokens that truncation left: what it took away has a log-prob of minus infinity."""
+        entries = zip(found.token_ids[start:end], found.logprobs[start:end], strict=True)
+        left = {token for token, logprob in entries if math.isfinite(logprob)}
+        if len(left) >= self._likeliest < self._vocabulary:
+            self.error = f"more than {len(left)} tokens were left to draw from: too many are equal to the last of top_k"
+        return sorted(left)
 
     def completion(self) -> Completion:
         """What was sampled, by the spans of vLLM, which label the step that sampled a token."""
@@ -122,30 +150,6 @@ class Answer:
             for served in (served_of(span.version),)
             if span.start < span.end
         )
-        if not error and sum(span.end - span.start for span in spans) != len(self.tokens):
-            error = f"vLLM labelled {self._spans} of {len(self.tokens)} tokens with a version"
-        if error:  # whatever was wrong, what was sampled before it has no versions one could rely on
-            return completion_of([], [], (), "error", error=error)
-        return completion_of(self.tokens, self._logprobs, spans, finish_reason, first_token=self._first_token)
-
-
-def completion_of(
-    tokens: list[int],
-    logprobs: list[float],
-    spans: tuple[Span, ...],
-    finish_reason: FinishReason,
-    *,
-    error: str = "",
-    first_token: float = 0.0,
-) -> Completion:
-    """A Completion of plain lists, done now."""
-    return Completion(
-        token_ids=np.array(tokens, dtype=np.int32),
-        logprobs=np.array(logprobs, dtype=np.float32),
-        versions=token_versions(spans),
-        spans=spans,
-        finish_reason=finish_reason,
-        first_token=first_token,
-        done=time.time(),
-        error=error,
-    )
+        if not error and sum(span.end - span.start for span in spans) != self.sampled:
+            error = f"vLLM labelled {self._spans} of {self.sampled} tokens with a version"
+        return failed(error) if error else self._completion(spans, finish_reason)

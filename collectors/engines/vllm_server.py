@@ -7,6 +7,7 @@ HTTP API. The server outlives it: a collector that comes next brings its weights
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from asyncrl.collectors.engines.base import EngineError, Request
@@ -31,15 +32,25 @@ class VllmServerEngine(VllmBase):
     """
 
     def __init__(
-        self, name: str, *, url: str, api_key_env: str | None, slots: int, max_length: int | None, dtype: str
+        self,
+        name: str,
+        model_path: Path,
+        *,
+        url: str,
+        api_key_env: str | None,
+        slots: int,
+        max_length: int | None,
+        dtype: str,
+        trust_remote_code: bool,
     ) -> None:
-        super().__init__(name, slots=slots)
+        super().__init__(name, model_path, slots=slots, trust_remote_code=trust_remote_code)
         self._url = url
         self._api_key_env = api_key_env
         self._max_length = max_length
         self._dtype = dtype
+        self._own_ends = False
 
-    async def _begin(self) -> tuple[Llm, int, int]:
+    async def _begin(self) -> Llm:
         """Find the server, and whether it can do what is needed. Raises EngineError with what to start it with."""
         client = VllmClient(self._url, api_key=self._api_key_env and os.environ.get(self._api_key_env))
         try:
@@ -54,10 +65,21 @@ class VllmServerEngine(VllmBase):
         except BaseException:
             await client.close()
             raise
-        return client, self._max_length or about.max_length, about.vocabulary
+        self._limit, self._vocabulary = self._max_length or about.max_length, about.vocabulary
+        self._most = about.vocabulary if about.max_logprobs == -1 else about.max_logprobs
+        self._own_ends = about.own_ends
+        return client
+
+    def _inexact(self, request: Request) -> str:
+        if request.sampling.min_tokens and self._own_ends:
+            return (
+                f"min_tokens {request.sampling.min_tokens}: this server would also hold back end tokens of the model's "
+                "own; start it with --generation-config vllm --skip-tokenizer-init"
+            )
+        return super()._inexact(request)
 
     def _sampling(self, request: Request) -> Any:
-        return sampling_of(request, limit=self._limit)
+        return sampling_of(request, limit=self._limit, vocabulary=self._vocabulary)
 
     async def _load(self, llm: Llm, offer: dict[str, Any]) -> None:
         await llm.update_weights(offer)

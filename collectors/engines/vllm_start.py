@@ -54,6 +54,7 @@ def start_vllm(slots: int, arguments: Mapping[str, Any]) -> AsyncLLM:
             skip_tokenizer_init=True,  # ids go in, ids come out
             generation_config="vllm",  # the model folder's own sampling defaults change nothing
             logprobs_mode=LOGPROBS,
+            max_logprobs=-1,  # a request that truncates asks for those of all that may be left
             weight_transfer_config=WeightTransferConfig(backend=TRANSFER),
             worker_extension_cls="asyncrl.collectors.engines.vllm_worker.WorkerPart",
             disable_log_stats=True,

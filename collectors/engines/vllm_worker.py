@@ -181,6 +181,8 @@ class WorkerPart:
             vocabulary=config.model_config.get_vocab_size(),
             workers=config.parallel_config.world_size_across_dp,
             api_processes=config.parallel_config._api_process_count,
+            max_logprobs=config.model_config.max_logprobs,
+            own_ends=not config.model_config.skip_tokenizer_init or config.model_config.generation_config != "vllm",
             transforms=tuple(name for name, used in transforms.items() if used),
             cpu=current_platform.is_cpu(),
             chunked_prefill=config.scheduler_config.enable_chunked_prefill,

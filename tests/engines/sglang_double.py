@@ -95,6 +95,8 @@ class SglangDouble:
         self.corrupt = ""  # a live tensor that the next load gets wrong
         self.nan = False  # logits are not finite
         self.deaf = False  # aborts overtake their requests
+        self.out_of_memory = False  # the next token of any request
+        self.instead: tuple[int, bytes] | None = None  # status and body of what `/generate` answers
         self.steps = asyncio.Event()  # while set, the scheduler makes steps
         self.steps.set()
         self.live = {name: tensor.clone() for name, tensor in _fused(dict(model.named_parameters()))}
@@ -143,6 +145,9 @@ class SglangDouble:
         """`Req.update_finish_state`."""
         if req.to_finish is not None:
             req.finished = req.to_finish
+        elif self.out_of_memory:  # `Scheduler.update_running_batch`
+            message = "Out of memory even after retracting all other requests"
+            req.finished = {"type": "abort", "message": message, "status_code": 500, "err_type": "InternalServerError"}
         elif token in {*req.params["stop_token_ids"], *self.eos}:
             req.finished = {"type": "stop", "matched": token}
         elif len(req.output_ids) >= req.params["max_new_tokens"]:
@@ -282,7 +287,9 @@ class SglangDouble:
                 _, route, _ = first.split(" ")
                 lengths = [line.split(":")[1] for line in headers if line.lower().startswith("content-length")]
                 body = json.loads(await reader.readexactly(int(lengths[0]))) if lengths and int(lengths[0]) else {}
-                if route == "/generate":
+                if route == "/generate" and self.instead is not None:
+                    self._answer(writer, *self.instead)
+                elif route == "/generate":
                     await self._streamed(body, writer)
                 else:
                     self.calls.append((route, body))

@@ -37,7 +37,7 @@ def server(saved: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Se
 @pytest_asyncio.fixture(scope="session", loop_scope="session", params=["own processes", "server"])
 async def shared_engine(request: pytest.FixtureRequest, saved: Path) -> AsyncIterator[VllmBase]:
     if request.param == "server":
-        engine: VllmBase = make_server_engine(request.getfixturevalue("server").url)
+        engine: VllmBase = make_server_engine(request.getfixturevalue("server").url, saved)
     else:
         engine = make_engine(saved)
     async with asyncio.timeout(START_S):

@@ -23,6 +23,7 @@ from vllm import LLM
 from vllm.config import WeightTransferConfig
 
 from asyncrl.collectors.engines import vllm_worker
+from asyncrl.collectors.engines.vllm_about import TRANSFER
 from asyncrl.staleness import Weights
 from asyncrl.weights.base import StagedWeights
 from asyncrl.weights.image import Images
@@ -40,7 +41,7 @@ def main(architecture: str, folder: Path) -> None:
         kv_cache_memory_bytes=64 << 20,
         enforce_eager=True,
         skip_tokenizer_init=True,
-        weight_transfer_config=WeightTransferConfig(backend=vllm_worker.BACKEND),
+        weight_transfer_config=WeightTransferConfig(backend=TRANSFER),
         worker_extension_cls="asyncrl.collectors.engines.vllm_worker.WorkerPart",
     )
     worker: Any = llm.llm_engine.model_executor.driver_worker.worker

@@ -24,7 +24,7 @@ KEY = "a-key-of-the-tests"
 
 FOR_ASYNCRL = (
     "--tokens-only",
-    *("--logprobs-mode", "processed_logprobs"),
+    *("--logprobs-mode", "processed_logprobs", "--max-logprobs", "-1", "--generation-config", "vllm"),
     *("--worker-extension-cls", "asyncrl.collectors.engines.vllm_worker.WorkerPart"),
     *("--weight-transfer-config", '{"backend": "asyncrl"}'),
 )
@@ -86,6 +86,18 @@ def serving(
         server.kill()
 
 
-def make_server_engine(url: str, *, slots: int = SLOTS, dtype: str = "float32", key: str = KEY_ENV) -> VllmServerEngine:
+def make_server_engine(
+    url: str, model: Path, *, slots: int = SLOTS, dtype: str = "float32", key: str = KEY_ENV
+) -> VllmServerEngine:
+    """model: the folder of the server's model, for its tokenizer."""
     os.environ[KEY_ENV] = KEY
-    return VllmServerEngine("e0", url=url, api_key_env=key, slots=slots, max_length=None, dtype=dtype)
+    return VllmServerEngine(
+        "e0",
+        model,
+        url=url,
+        api_key_env=key,
+        slots=slots,
+        max_length=None,
+        dtype=dtype,
+        trust_remote_code=False,
+    )

@@ -328,9 +328,10 @@ async def test_logprobs_that_are_no_numbers_end_an_answer_with_an_error(
 
 
 REFUSED = {
-    "top_p": ({"top_p": 0.9}, "no exact log-probabilities under truncation"),
-    "top_k": ({"top_k": 5}, "no exact log-probabilities under truncation"),
-    "cold": ({"temperature": 0.001}, "none between 0 and 0.01"),
+    "top_p": ({"top_p": 0.9}, "top_p 0.9 / min_p 0.0 without top_k"),
+    "min_p": ({"top_k": 9, "top_p": 0.9, "min_p": 0.1}, "vLLM applies min_p first"),
+    "cold": ({"temperature": 0.001}, "temperature 0.001: vLLM has 0, and 0.01 to 2"),
+    "hot": ({"temperature": 2.5}, "temperature 2.5: vLLM has 0, and 0.01 to 2"),
     "negative": ({"temperature": -1.0}, "is not a number >= 0"),
     "nothing": ({"max_tokens": 0}, "leaves nothing to sample"),
     "empty": ({"prompt": ()}, "a prompt of 0 tokens"),

@@ -46,15 +46,15 @@ async def post(server: Server, path: str, body: dict[str, object] | None = None)
 @pytest.mark.asyncio
 @pytest.mark.timeout(2 * START_S)
 async def test_a_server_that_cannot_do_what_is_needed_is_refused_with_what_to_start_it_with(
-    server: Server, monkeypatch: pytest.MonkeyPatch
+    server: Server, saved: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(EngineError, match=r"--dtype bfloat16; .*--max-num-seqs 64, or set .*slots to 4"):
-        await make_server_engine(server.url, slots=64, dtype="bfloat16").start()
+        await make_server_engine(server.url, saved, slots=64, dtype="bfloat16").start()
     with pytest.raises(EngineError, match=r"wants an API key.*collector\.engine\.api_key_env"):
-        await make_server_engine(server.url, key="HOME").start()
+        await make_server_engine(server.url, saved, key="HOME").start()
     monkeypatch.setattr(vllm_server, "READY_S", 0.0)
     with pytest.raises(EngineError, match=r"no vLLM server is ready at http://127\.0\.0\.1:9 "):
-        await make_server_engine("http://127.0.0.1:9").start()
+        await make_server_engine("http://127.0.0.1:9", saved).start()
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ async def test_a_server_that_was_not_started_for_asyncrl_is_refused(
 ) -> None:
     arguments = ("--skip-tokenizer-init", *arguments)
     with serving(saved, tmp_path / "log", *arguments, dev_mode=dev_mode, limit_s=START_S) as plain:
-        engine = make_server_engine(plain.url)
+        engine = make_server_engine(plain.url, saved)
         with pytest.raises(EngineError, match=message):
             await engine.start()
 
@@ -82,7 +82,7 @@ async def test_what_others_do_to_a_server_is_said_and_who_comes_next_begins_from
     saved: Path, tmp_path: Path, model: PreTrainedModel, other: PreTrainedModel
 ) -> None:
     with serving(saved, tmp_path / "log", *FOR_ASYNCRL, limit_s=START_S) as server:
-        engine = make_server_engine(server.url)
+        engine = make_server_engine(server.url, saved)
         await engine.start()
         await serve(engine, model, 1)
         running = asyncio.create_task(engine.generate(request("running", max_tokens=1500)))
@@ -99,7 +99,7 @@ async def test_what_others_do_to_a_server_is_said_and_who_comes_next_begins_from
         # A collector that died in the middle of an update leaves a model of nothing, and a server that stands still.
         await post(server, "/pause?mode=keep")
         await post(server, "/start_weight_update")
-        engine = make_server_engine(server.url)
+        engine = make_server_engine(server.url, saved)
         await engine.start()
         with pytest.raises(EngineError, match="serves nothing yet"):
             await engine.generate(request("early"))
@@ -114,7 +114,7 @@ async def test_what_others_do_to_a_server_is_said_and_who_comes_next_begins_from
         await engine.close()
 
         # A server that dies takes nobody with it, and nobody waits for it.
-        engine = make_server_engine(server.url)
+        engine = make_server_engine(server.url, saved)
         await engine.start()
         await serve(engine, make_model("qwen3", seed=3), 9)
         await generates_exactly(engine, make_model("qwen3", seed=3))
