@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from asyncrl.config.adapters import ReasoningGymTask, check_reasoning_gym
 from asyncrl.config.derived import derive
 from asyncrl.config.engine_checks import check_engine
 from asyncrl.config.errors import RecipeError, quoted
@@ -108,6 +109,8 @@ def _check_task(recipe: Recipe) -> None:
     task = recipe.task
     if isinstance(task, CustomTask) and not _CLASS.fullmatch(task.type):
         raise RecipeError(f"task.type is {quoted(task.type)}; write module:Class, such as my_task:MyTask")
+    if isinstance(task, ReasoningGymTask):
+        check_reasoning_gym(task)
     if isinstance(task, ReverseTask):
         shortest, longest = task.digits
         if shortest > longest:

@@ -7,9 +7,9 @@ from urllib.parse import urlsplit
 
 from asyncrl.buffers.store import Store, open_store
 from asyncrl.config.identity import identity_differences
-from asyncrl.config.recipe import CustomTask, Recipe, to_builtins
+from asyncrl.config.recipe import Recipe, to_builtins
 from asyncrl.runtime import engine_package, models, sinks
-from asyncrl.runtime.task_check import check_custom
+from asyncrl.runtime.task_check import OTHERS_CODE, check_apart
 from asyncrl.tasks.build import build_task
 
 EMBEDDED = "embedded"
@@ -26,8 +26,8 @@ async def check(recipe: Recipe, *, url: str | None, resume: bool, collects: bool
 
     `url`: the store, None where it is to be started. `collects`: collectors will run on this host.
     """
-    if isinstance(recipe.task, CustomTask):
-        await check_custom(recipe.task, seed=recipe.run.seed)
+    if isinstance(recipe.task, OTHERS_CODE):
+        await check_apart(recipe.task, seed=recipe.run.seed)
     else:
         build_task(recipe.task, seed=recipe.run.seed)
     models.check(recipe)

@@ -1,6 +1,6 @@
-"""Building a task of the user's own in a process of its own: `python -m asyncrl.runtime.task_check < task.json`.
+"""Building a task of other people's code in a process of its own: `python -m asyncrl.runtime.task_check < task.json`.
 
-Its module may load anything, keep threads running or end its process; the process that only watches a run must not.
+Its modules may load anything, keep threads running or end their process; the process that only watches a run must not.
 """
 
 from __future__ import annotations
@@ -15,9 +15,13 @@ from contextlib import suppress
 
 import msgspec
 
-from asyncrl.config.recipe import CustomTask
+from asyncrl.config.adapters import ReasoningGymTask
+from asyncrl.config.recipe import CustomTask, Task, to_builtins
 from asyncrl.runtime import tether
 from asyncrl.tasks.base import TaskError
+
+OTHERS_CODE = (CustomTask, ReasoningGymTask)
+"""Tasks that are checked here: the user's own, and those of packages."""
 
 LIMIT_S = 120.0
 """For importing whatever the module imports and looking at its rows."""
@@ -31,7 +35,7 @@ WRONG = 11
 MARK = "\0task error\0"
 
 
-async def check_custom(task: CustomTask, *, seed: int) -> None:
+async def check_apart(task: Task, *, seed: int) -> None:
     """Raise TaskError if the task cannot be built here, in the words `build_task` has for it."""
     # A file, not a pipe: a process that the module started and left behind would keep the pipe open.
     with tempfile.TemporaryFile() as said:
@@ -44,7 +48,7 @@ async def check_custom(task: CustomTask, *, seed: int) -> None:
         )
         try:
             async with asyncio.timeout(LIMIT_S):
-                await process.communicate(msgspec.json.encode({"type": task.type, "args": task.args, "seed": seed}))
+                await process.communicate(msgspec.json.encode({"task": to_builtins(task), "seed": seed}))
         except TimeoutError:
             raise TaskError(f"task.type {task.type}: it was not built within {LIMIT_S:.0f} s") from None
         finally:
@@ -62,12 +66,13 @@ async def check_custom(task: CustomTask, *, seed: int) -> None:
 
 def main() -> None:
     """Build the task that standard input describes."""
+    from asyncrl.config.convert import convert
     from asyncrl.data.jsonl import DataError
     from asyncrl.tasks.build import build_task
 
     request = json.load(sys.stdin)
     try:
-        build_task(CustomTask(type=request["type"], args=request["args"]), seed=request["seed"])
+        build_task(convert({"task": request["task"]}).task, seed=request["seed"])
         code = BUILT
     except (TaskError, DataError) as error:
         sys.stderr.write(f"{MARK}{error}")

@@ -1,11 +1,12 @@
 """`reasoning-gym`: the procedural questions of that package (0.1.25), which makes them and scores the answers.
 
-A question is a function of its index, so nothing is stored and nothing but the index has to reach the verifier: it makes
-the question again, with metadata of the types that the package's scores expect (JSON would make lists of its tuples).
+A question is a function of its index, so nothing is stored and nothing but the index has to reach the verifier. It
+makes the question again, with metadata of the types that the package's scores expect; a message would turn their
+tuples into lists.
 
 Both splits are stretches of the index, so no index is in both. That is not enough, since generators repeat themselves:
 of the three-letter words there are few. So the held-out questions are all different, and where an index of training has
-one of them, the next index is taken.
+one of them, another index is taken.
 """
 
 from __future__ import annotations
@@ -32,15 +33,18 @@ HELDOUT_TRIES = 4
 TRAIN_TRIES = 100
 """Indices looked at for a training row, until one has a question that is not held out."""
 
+STRIDE = 7919
+"""Between them, a prime: the next index is the next row's, which would be asked twice in a row."""
+
 KEPT = 256
-"""Questions a verifier keeps: the answers of a group come one after the other, and some questions take 0.5 s to make."""
+"""Questions a verifier keeps: the answers of a group come one after the other, and some questions take 0.5 s."""
 
 DIFFERS = ("isomorphic_strings", "polynomial_multiplication", "ransom_note")
 """Generators of 0.1.25 that walk through a set of strings, whose order Python changes from process to process."""
 
 
 class ReasoningGym:
-    """The task. Its one reward part, `score`, is what the package's `score_answer` says: partial credit stays partial."""
+    """The task. Its one reward part, `score`, is what the package's `score_answer` says, partial credit included."""
 
     name = "reasoning-gym"
 
@@ -79,13 +83,13 @@ class ReasoningGym:
         return {"score": 1.0}
 
     def train_row(self, position: int) -> Row:
-        """The first question from this position on that is not held out. Raises TaskError if there is none near."""
+        """The first question that is not held out, of this position's index and others. Raises TaskError."""
         for tries in range(TRAIN_TRIES):
-            row = self._row(self._first_train + (position + tries) % self._config.rows)
+            row = self._row(self._first_train + (position + tries * STRIDE) % self._config.rows)
             if row.prompt not in self._heldout_questions:
                 return row
         raise TaskError(
-            f"task.heldout_rows is {self._config.heldout_rows}, and {TRAIN_TRIES} questions in a row are all among those "
+            f"task.heldout_rows is {self._config.heldout_rows}, and {TRAIN_TRIES} questions for training are all "
             "held out: there are few different ones.\nLower it, or give the generator a config with more of them"
         )
 
@@ -99,8 +103,8 @@ class ReasoningGym:
                 return list(rows.values())
         raise TaskError(
             f"task.heldout_rows is {self._config.heldout_rows}, but the first {self._first_train} questions have only "
-            f"{len(rows)} different ones.\nUse {max(1, len(rows) // 2)} or less, so that some are left for training, or "
-            "give the generator a config with more of them"
+            f"{len(rows)} different ones.\nUse {max(1, len(rows) // 2)} or less, so that some are left for training, "
+            "or give the generator a config with more of them"
         )
 
     @cached_property

@@ -126,13 +126,21 @@ MISTAKES = {
     "task: {type: revers}": (
         "task.type",
         '"revers"',
-        "reverse, uppercase, single-turn, module:Class",
+        "reverse, uppercase, single-turn, reasoning-gym, module:Class",
         "Did you mean reverse?",
     ),
     "task: {type: 5}": ("task.type is 5", "module:Class"),
     "task: {type: 'my task:X'}": ("task.type", '"my task:X"', "module:Class"),
     "task: {type: single-turn}": ("task.data is missing",),
     "task: {type: single-turn, data: {}}": ("task.data.train is missing",),
+    "task: {type: reasoning-gym}": ("task.datasets is missing",),
+    "task: {type: reasoning-gym, datasets: []}": ("task.datasets is []", "spell_backward"),
+    "task: {type: reasoning-gym, datasets: [{name: lcm}, {name: lcm}]}": ('task.datasets has "lcm"', "twice"),
+    "task: {type: reasoning-gym, datasets: {name: lcm, config: {seed: 1}}}": (
+        "task.datasets[0].config has seed",
+        "task.heldout_rows",
+    ),
+    "task: {type: reasoning-gym, datasets: {name: lcm, weight: 0}}": ("task.datasets.weight is 0", "more than 0"),
     "task: {data: {train: x.jsonl}}": ("task.data belongs to type single-turn", "write `type: single-turn` first"),
     "collector: {engine: {type: transformers, token_s: 1}}": (
         "collector.engine.token_s belongs to type simulated",

@@ -47,7 +47,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], P
 
 async def check() -> None:
     async with asyncio.timeout(LIMIT_S):
-        await task_check.check_custom(CustomTask(type="mine:Mine"), seed=0)
+        await task_check.check_apart(CustomTask(type="mine:Mine"), seed=0)
 
 
 @pytest.mark.faults

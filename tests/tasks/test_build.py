@@ -84,7 +84,7 @@ SCORE = "    def score(self, row, answer): return 1.0\n"
     ("name", "source", "message"),
     [
         ("revers", "", r"'revers' is no built-in task: did you mean 'reverse'\?"),
-        ("other", "", r"'other' is no built-in task: use reverse, uppercase, single-turn, or module:Class"),
+        ("other", "", r"'other' is no built-in task: use reverse, uppercase, .*, or module:Class"),
         ("my_task:", "", r"'my_task:' is no built-in task"),
         ("no_task:A", "", r"there is no module no_task in /.*\n.*no_task\.py, or add its folder to PYTHONPATH"),
         ("no.task:A", "", r"there is no module no in /"),
