@@ -11,6 +11,7 @@ import msgspec
 from msgspec import Meta, field
 from msgspec.structs import force_setattr
 
+from asyncrl.config.adapters import ReasoningGymTask
 from asyncrl.config.objective import Objective, completed
 from asyncrl.config.rewards import Exact, RewardedTask, RewardPart, ScoringTask
 from asyncrl.config.section import NonNegative, Positive, Seconds, Section, Several
@@ -90,7 +91,7 @@ class CustomTask(ScoringTask, frozen=True, kw_only=True):
     args: dict[str, Any] = field(default_factory=dict)  # keyword arguments of the class
 
 
-Task = ReverseTask | UppercaseTask | SingleTurnTask | CustomTask
+Task = ReverseTask | UppercaseTask | SingleTurnTask | ReasoningGymTask | CustomTask
 
 
 class Buffer(Section, frozen=True, kw_only=True):
