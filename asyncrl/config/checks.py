@@ -7,23 +7,27 @@ import re
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from asyncrl.config.adapters import ReasoningGymTask, check_reasoning_gym
 from asyncrl.config.derived import derive
 from asyncrl.config.engine_checks import check_engine
 from asyncrl.config.errors import RecipeError, quoted
 from asyncrl.config.objective_checks import check_objective
+from asyncrl.config.packages import ReasoningGymTask, check_reasoning_gym
 from asyncrl.config.recipe import (
     BUILTIN_MODELS,
     CustomTask,
     Model,
     Recipe,
     ReverseTask,
+    SamplingConfig,
     SingleTurnTask,
     TransformersEngine,
     WeightsConfig,
 )
 from asyncrl.config.reward_checks import check_rewards
 from asyncrl.config.secrets import masked
+
+MOST_TOP_K = 4096
+"""Ids stored with a token, four bytes each: beyond this a mask takes more than all else of a trajectory many times."""
 
 URL_SCHEMES = ("redis", "rediss", "unix", "memory")
 
@@ -181,17 +185,33 @@ def _check_url(url: str) -> None:
 
 def _check_sampling(recipe: Recipe) -> None:
     sampling = recipe.collector.sampling
-    reason = "recorded logprobs under truncated sampling are not exact yet, and the correction divides by them"
-    if sampling.top_p != 1.0:
-        raise RecipeError(f"collector.sampling.top_p is {sampling.top_p}; only 1.0 is served: {reason}")
-    if sampling.top_k != -1:
-        raise RecipeError(f"collector.sampling.top_k is {sampling.top_k}; only -1 (off) is served: {reason}")
+    _check_truncation(sampling)
+    if not all(sampling.stop):
+        raise RecipeError('collector.sampling.stop has "", which would end every completion at once; remove it')
+    if sampling.min_tokens >= sampling.max_tokens:
+        raise RecipeError(
+            f"collector.sampling.min_tokens is {sampling.min_tokens}, but a completion of collector.sampling.max_tokens "
+            f"{sampling.max_tokens} would always be cut off before its end; use less, or raise max_tokens"
+        )
     longest = recipe.model.max_length
     if longest is not None and sampling.max_tokens >= longest:
         raise RecipeError(
             f"collector.sampling.max_tokens is {sampling.max_tokens}, but model.max_length {longest} is prompt and "
             "completion together; leave room for the prompt"
         )
+
+
+def _check_truncation(sampling: SamplingConfig) -> None:
+    top_k = sampling.top_k
+    if top_k != -1 and not 1 <= top_k <= MOST_TOP_K:
+        raise RecipeError(f"collector.sampling.top_k is {top_k}; use 1 to {MOST_TOP_K}, or -1 for no bound")
+    for name, value, off in (("top_p", sampling.top_p, 1.0), ("min_p", sampling.min_p, 0.0)):
+        if value != off and top_k == -1:
+            raise RecipeError(
+                f"collector.sampling.{name} is {value} without top_k: with each token is stored between which ones it "
+                "was drawn, and only top_k bounds how many that are. Write collector.sampling.top_k: 50 (at most "
+                f"{MOST_TOP_K}), or {name}: {off}"
+            )
 
 
 def _check_learner(recipe: Recipe) -> None:

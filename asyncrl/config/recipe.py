@@ -11,8 +11,8 @@ import msgspec
 from msgspec import Meta, field
 from msgspec.structs import force_setattr
 
-from asyncrl.config.adapters import ReasoningGymTask
 from asyncrl.config.objective import Objective, completed
+from asyncrl.config.packages import ReasoningGymTask
 from asyncrl.config.rewards import Exact, RewardedTask, RewardPart, ScoringTask
 from asyncrl.config.section import NonNegative, Positive, Seconds, Section, Several
 
@@ -163,9 +163,12 @@ class SamplingConfig(Section, frozen=True, kw_only=True):
     """How completions are drawn."""
 
     temperature: Annotated[float, Meta(gt=0)] = 1.0  # tokens are drawn from softmax(logits / temperature)
-    top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0  # only 1.0 so far: logprobs under truncation are not exact yet
-    top_k: int = -1  # only -1 (off) so far, for the same reason
+    top_k: int = -1  # only from the so many likeliest, at most 4096; -1: all
+    top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0  # of these, the fewest whose mass reaches it; 1: all; needs top_k
+    min_p: Annotated[float, Meta(ge=0, le=1)] = 0.0  # of these, with that part of the likeliest's mass; 0: all; as top_p
     max_tokens: Positive = 8  # of a completion
+    min_tokens: NonNegative = 0  # before its end may come
+    stop: list[str] = field(default_factory=list)  # strings that end a completion, which has them at its end
 
 
 class Collector(Section, frozen=True, kw_only=True):
@@ -178,6 +181,7 @@ class Collector(Section, frozen=True, kw_only=True):
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     score_timeout_s: Seconds = 10.0  # one score; the process that computes it is killed then
     score_workers: Positive = 1  # processes that score
+    max_concurrent_groups: Positive | Literal["auto"] = "auto"  # in work at once; auto: 4 x those that have slots
     group_timeout_s: Seconds = 300.0  # no token and no score of a group for so long: it is given back
 
 

@@ -15,7 +15,7 @@ from contextlib import suppress
 
 import msgspec
 
-from asyncrl.config.adapters import ReasoningGymTask
+from asyncrl.config.packages import ReasoningGymTask
 from asyncrl.config.recipe import CustomTask, Task, to_builtins
 from asyncrl.runtime import tether
 from asyncrl.tasks.base import TaskError

@@ -16,7 +16,7 @@ from typing import Any, cast, get_args
 import msgspec
 
 from asyncrl.config import recipe
-from asyncrl.config.adapters import ReasoningGymTask
+from asyncrl.config.packages import ReasoningGymTask
 from asyncrl.rewards.parts import check_weights
 from asyncrl.tasks.base import Answer, Message, Row, Split, Task, TaskError
 from asyncrl.tasks.chat import conversation

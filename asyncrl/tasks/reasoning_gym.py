@@ -25,7 +25,7 @@ from asyncrl.tasks.chat import conversation
 from asyncrl.tasks.procedural import ProceduralRows
 
 if TYPE_CHECKING:
-    from asyncrl.config.adapters import GymDataset, ReasoningGymTask
+    from asyncrl.config.packages import GymDataset, ReasoningGymTask
 
 HELDOUT_TRIES = 4
 """Indices looked at for each held-out row, until enough questions are different."""
@@ -140,7 +140,7 @@ def _composite(config: ReasoningGymTask, *, size: int) -> Any:
     if importlib.util.find_spec("reasoning_gym") is None:
         raise TaskError(
             "task.type is reasoning-gym, and the package of that name is not installed: "
-            "pip install 'asyncrl[reasoning-gym]' (docs/adapters.md)"
+            "pip install 'asyncrl[reasoning-gym]' (docs/packages.md)"
         )
     known: Mapping[str, tuple[type, type]] = importlib.import_module("reasoning_gym.factory").DATASETS
     module: Any = importlib.import_module("reasoning_gym.composite")

@@ -15,8 +15,8 @@ import pytest
 from reasoning_gym.factory import create_dataset
 from reasoning_gym.utils import SYSTEM_PROMPTS
 
-from asyncrl.config.adapters import ReasoningGymTask
 from asyncrl.config.convert import convert
+from asyncrl.config.packages import ReasoningGymTask
 from asyncrl.rewards.pool import Score
 from asyncrl.tasks.base import Answer, Row, Task, TaskError
 from asyncrl.tasks.build import build_task
@@ -171,11 +171,12 @@ def test_a_dataset_that_cannot_be_used_is_refused_with_the_fix(
     assert len(str(caught.value).splitlines()) <= 3
 
 
-def test_questions_that_are_all_held_out_leave_nothing_to_train() -> None:
-    few = {"name": "lcm", "config": {"min_value": 2, "max_value": 3}}  # it asks for two numbers that differ
+def test_questions_that_are_all_held_out_leave_nothing_to_train(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("asyncrl.tasks.reasoning_gym.HELDOUT_TRIES", 50)
+    few = {"name": "lcm", "config": {"min_value": 2, "max_value": 3}}  # of 2 and 2, 2 and 3, 3 and 2, 3 and 3
     with pytest.raises(TaskError, match=r"all held out: there are few different ones.\nLower it"):
-        built(few, rows=200, heldout_rows=2)
-    assert len(built(few, rows=200, heldout_rows=1).rows("train")) == 200
+        built(few, rows=200, heldout_rows=4)
+    assert len({row.prompt for row in built(few, rows=200, heldout_rows=2).rows("train")}) == 2
 
 
 def test_without_the_package_its_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,7 +188,7 @@ def test_without_the_package_its_extra_is_named(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_the_example_is_taught_and_practises(begin: Start, tmp_path: Path) -> None:
-    """A few steps of each: docs/adapters.md has what all of them bring."""
+    """A few steps of each: docs/packages.md has what all of them bring."""
     for file in EXAMPLE.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
     subprocess.run([sys.executable, "make_data.py"], cwd=tmp_path, check=True, timeout=60)

@@ -1,4 +1,4 @@
-"""`task` for published packages of tasks: `reasoning-gym` and `verifiers` (`docs/adapters.md`)."""
+"""`task` for published packages of tasks: `reasoning-gym` and `verifiers` (`docs/packages.md`)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class GymDataset(Section, frozen=True, kw_only=True):
 
 
 class ReasoningGymTask(ScoringTask, frozen=True, kw_only=True):
-    """Questions made and scored by the package reasoning-gym, of the extra `reasoning-gym` (`docs/adapters.md`)."""
+    """Questions made and scored by the package reasoning-gym, of the extra `reasoning-gym` (`docs/packages.md`)."""
 
     type: Literal["reasoning-gym"] = "reasoning-gym"
     datasets: list[GymDataset]  # one or several
