@@ -11,7 +11,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,7 +20,7 @@ import pyarrow.parquet as pq
 
 from asyncrl.buffers.archive_ledger import ArchiveLedger
 from asyncrl.buffers.parquet import write_whole
-from asyncrl.schema import check_schema, together, validate
+from asyncrl.schema import apart, check_schema, together, validate
 from asyncrl.staleness import Weights, age
 
 _PART = re.compile(r"step-(\d{4,})-(\d{6,})\.parquet")
@@ -115,8 +114,7 @@ class Archive:
             table = pq.read_table(path)
             check_schema(table.schema)
             rows = pa.concat_batches(table.drop_columns(list(ADDED)).to_batches())
-            cuts = np.flatnonzero(np.diff(rows.column("ticket").to_numpy())) + 1  # a group's rows follow each other
-            groups = [rows.slice(first, last - first) for first, last in pairwise([0, *cuts, rows.num_rows])]
+            groups = apart(rows)
             for group in groups:
                 validate(group)
         except (pa.ArrowException, OSError, ValueError) as error:

@@ -15,7 +15,7 @@ import numpy as np
 
 from asyncrl.collectors.episode import Played, Turn
 from asyncrl.rewards.shaping import OUTCOME
-from asyncrl.schema import Trajectory, VersionSpan
+from asyncrl.schema import Support, Trajectory, VersionSpan
 
 
 def chains(turns: Sequence[Turn]) -> list[list[Turn]]:
@@ -60,6 +60,8 @@ def _trajectory(
     logprobs = np.zeros(len(token_ids), dtype=np.float32)
     versions = np.full(len(token_ids), -1, dtype=np.int32)
     spans: list[VersionSpan] = []
+    supports: list[tuple[Support | None, int]] = []
+    end = 0
     offsets = [len(turn.request.token_ids) for turn in chain]
     for turn, start in zip(chain, offsets, strict=True):
         completion = turn.completion
@@ -68,6 +70,8 @@ def _trajectory(
         logprobs[sampled] = completion.logprobs
         versions[sampled] = completion.versions
         spans += (VersionSpan(s.weights, start + s.start, start + s.end, s.checksum) for s in completion.spans)
+        supports += [(None, start - end), (completion.support, len(completion.token_ids))]
+        end = sampled.stop
     error = "; ".join(turn.completion.error for turn in chain if turn.completion.error)
     return Trajectory(
         token_ids=token_ids,
@@ -89,4 +93,5 @@ def _trajectory(
         scored=played.scored,
         seed=chain[0].request.seed,
         info={**({"error": error} if error else {}), **info},
+        support=Support.joined(supports),
     )

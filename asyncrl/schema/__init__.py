@@ -12,6 +12,8 @@
 | sampling                                   | struct: temperature ... min_p, seed   | seed: of the row's own request|
 | spans                                      | list of struct                        | which weights, by checksum    |
 | info                                       | string                                | a JSON object                 |
+| support_counts, support_ids                | list of int32                         | only where draws were         |
+|                                            |                                       | restricted (`Support`)        |
 
 The per-token columns are built on ONE offsets buffer, so that putting batches back to back gives packed arrays and
 `cu_seqlens` with no loop over rows. Further columns may be added without a new schema version; a reader ignores what
@@ -20,21 +22,32 @@ it does not know.
 
 from __future__ import annotations
 
-from asyncrl.schema.columns import FINISH_REASONS, SCHEMA, SCHEMA_VERSION, TOKEN_COLUMNS, check_schema
-from asyncrl.schema.packed import Packed, pack, sampled_tokens, span_weights, together, version_range
+from asyncrl.schema.columns import (
+    FINISH_REASONS,
+    SCHEMA,
+    SCHEMA_VERSION,
+    SUPPORTED_SCHEMA,
+    TOKEN_COLUMNS,
+    check_schema,
+)
+from asyncrl.schema.packed import Packed, apart, pack, sampled_tokens, span_weights, together, version_range
 from asyncrl.schema.record import Group, Trajectory, VersionSpan, to_batch
 from asyncrl.schema.rules import validate
 from asyncrl.schema.stream import decode, decode_all, digest, encode, max_group_bytes
+from asyncrl.schema.support import Support
 
 __all__ = [
     "FINISH_REASONS",
     "SCHEMA",
     "SCHEMA_VERSION",
+    "SUPPORTED_SCHEMA",
     "TOKEN_COLUMNS",
     "Group",
     "Packed",
+    "Support",
     "Trajectory",
     "VersionSpan",
+    "apart",
     "check_schema",
     "decode",
     "decode_all",

@@ -56,6 +56,13 @@ SCHEMA = pa.schema(
     metadata={"schema_version": str(SCHEMA_VERSION)},
 )
 
+SUPPORT_COLUMNS = ("support_counts", "support_ids")
+"""The two halves of a `Support`, a list a row: counts on the offsets of the per-token columns, ids on their own. Only
+groups have them in which a draw was restricted."""
+SUPPORTED_SCHEMA = pa.schema(
+    [*SCHEMA, *(pa.field(name, pa.list_(pa.int32())) for name in SUPPORT_COLUMNS)], metadata=SCHEMA.metadata
+)
+
 TOKEN_BYTES = 4 + 1 + 4 + 4
 ROW_BYTES = 8192
 """What a row may take beside its tokens: names, spans, reward parts, `info`. `encode` holds every group to it, so that
@@ -79,7 +86,8 @@ def check_schema(schema: pa.Schema, *, version: bool = True) -> None:
         )
     if schema.equals(SCHEMA):
         return
-    for wanted in SCHEMA:
+    supported = any(name in schema.names for name in SUPPORT_COLUMNS)
+    for wanted in SUPPORTED_SCHEMA if supported else SCHEMA:
         at = schema.get_all_field_indices(wanted.name)
         if len(at) != 1:
             raise ValueError(f"column {wanted.name}: {len(at)} of that name, must be one")

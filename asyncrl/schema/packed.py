@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from asyncrl.schema.columns import TOKEN_COLUMNS, entries, starts_of, values_of
+from asyncrl.schema.columns import SUPPORT_COLUMNS, TOKEN_COLUMNS, entries, starts_of, values_of
+from asyncrl.schema.support import Support
 from asyncrl.staleness import Weights
 
 
@@ -26,6 +28,7 @@ class Packed:
     rewards: NDArray[np.float64]  # [R]; NaN = unscored
     groups: NDArray[np.int64]  # [R] index of the row's group in the batch
     answers: NDArray[np.int64]  # [R] index of the member whose answer the row is, or a segment of
+    support: Support | None  # of N draws; None: every token was drawn between all of the vocabulary
     table: pa.Table  # every column as the groups have it, and so what keeps them alive
 
 
@@ -46,8 +49,16 @@ def pack(batches: Sequence[pa.RecordBatch]) -> Packed:
         rewards=table.column("reward").to_numpy(),
         groups=np.repeat(np.arange(len(batches)), [batch.num_rows for batch in batches]),
         answers=np.cumsum(table.column("segment").to_numpy() == 0) - 1,
+        support=Support.joined([(support_of(batch), len(values_of(batch, "token_ids"))) for batch in batches]),
         table=table,
     )
+
+
+def support_of(batch: pa.RecordBatch) -> Support | None:
+    """Of all tokens of a group; None where nothing was restricted."""
+    if not set(SUPPORT_COLUMNS) <= set(batch.schema.names):
+        return None
+    return Support(*(values_of(batch, name) for name in SUPPORT_COLUMNS))
 
 
 def together(batches: Sequence[pa.RecordBatch]) -> pa.Table:
@@ -56,6 +67,18 @@ def together(batches: Sequence[pa.RecordBatch]) -> pa.Table:
         return pa.Table.from_batches(batches)
     tables = [pa.Table.from_batches([batch]) for batch in batches]
     return pa.concat_tables(tables, promote_options="default")
+
+
+def apart(rows: pa.RecordBatch) -> list[pa.RecordBatch]:
+    """The groups of rows that `together` put together, each with the columns that it had: no copies."""
+    cuts = np.flatnonzero(np.diff(rows.column("ticket").to_numpy())) + 1  # a group's rows follow each other
+    groups = [rows.slice(first, last - first) for first, last in pairwise([0, *cuts, rows.num_rows])]
+    return [group.drop_columns(_missing(group)) for group in groups]
+
+
+def _missing(group: pa.RecordBatch) -> list[str]:
+    names = [name for name in SUPPORT_COLUMNS if name in group.schema.names]
+    return [name for name in names if group.column(name).null_count == group.num_rows]
 
 
 def version_range(batch: pa.RecordBatch) -> tuple[int, int]:

@@ -11,7 +11,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from asyncrl.schema.columns import ROW, SAMPLING, SCHEMA, TOKEN_COLUMNS
+from asyncrl.schema.columns import ROW, SAMPLING, SCHEMA, SUPPORT_COLUMNS, SUPPORTED_SCHEMA, TOKEN_COLUMNS
+from asyncrl.schema.support import Support
 from asyncrl.staleness import Weights
 
 
@@ -48,6 +49,7 @@ class Trajectory:
     scored: float = 0.0
     seed: int = 0  # of its request
     info: Mapping[str, Any] = field(default_factory=dict)
+    support: Support | None = None  # of T draws, free ones where the mask is 0; None: all are
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +70,35 @@ class Group:
 
 
 def to_batch(group: Group) -> pa.RecordBatch:
-    """The group as an Arrow record batch of `SCHEMA`.
+    """The group as an Arrow record batch of `SCHEMA`, or of `SUPPORTED_SCHEMA` where a draw was restricted.
 
     Raises ValueError for per-token arrays of another dtype or of different lengths, and for unknown sampling keys:
     those would give a batch whose buffers say something else than the group did.
     """
-    return pa.RecordBatch.from_arrays(list(arrays(*plain(group)).values()), schema=SCHEMA)
+    tokens, starts, rows = plain(group)
+    return batch_of(arrays(tokens, starts, rows, support_in(group)))
+
+
+def batch_of(columns: Mapping[str, pa.Array]) -> pa.RecordBatch:
+    """Of what `arrays` returns."""
+    schema = SCHEMA if len(columns) == len(SCHEMA) else SUPPORTED_SCHEMA
+    return pa.RecordBatch.from_arrays(list(columns.values()), schema=schema)
+
+
+def support_in(group: Group) -> Support | None:
+    """Of all tokens of the group, back to back. Raises ValueError for one of another size than its row."""
+    for n, row in enumerate(group.trajectories):
+        if row.support is None:
+            continue
+        shapes = row.support.counts.shape, row.support.ids.shape
+        if shapes != (row.token_ids.shape, (row.support.counts.sum(),)):
+            raise ValueError(
+                f"row {n}, column support_counts: {shapes[0]} draws with {shapes[1]} ids; must be one count per token "
+                f"{row.token_ids.shape}, and as many ids as they add up to"
+            )
+        if row.support.counts.dtype != np.int32 or row.support.ids.dtype != np.int32:
+            raise ValueError(f"row {n}, column support_ids: {row.support.ids.dtype}; counts and ids must be int32")
+    return Support.joined([(row.support, len(row.token_ids)) for row in group.trajectories])
 
 
 def plain(group: Group) -> tuple[dict[str, NDArray[Any]], NDArray[np.int32], list[tuple[Any, ...]]]:
@@ -101,17 +126,29 @@ def plain(group: Group) -> tuple[dict[str, NDArray[Any]], NDArray[np.int32], lis
 
 
 def arrays(
-    tokens: Mapping[str, NDArray[Any]], starts: NDArray[np.int32], rows: Sequence[tuple[Any, ...]]
+    tokens: Mapping[str, NDArray[Any]],
+    starts: NDArray[np.int32],
+    rows: Sequence[tuple[Any, ...]],
+    support: Support | None,
 ) -> dict[str, pa.Array]:
-    """The columns of `SCHEMA`, in its order, of what `plain` returns. The per-token ones share one offsets buffer."""
+    """The columns of `SCHEMA`, in its order, of what `plain` returns, and those of the support, if there is one. The
+    per-token ones share one offsets buffer."""
     shared = pa.py_buffer(starts)
-    columns = []
-    for name, (kind, _) in TOKEN_COLUMNS.items():
-        items = pa.Array.from_buffers(kind, len(tokens[name]), [None, pa.py_buffer(tokens[name])])
-        columns.append(pa.ListArray.from_buffers(pa.list_(kind), len(rows), [None, shared], children=[items]))
+    columns = [_lists(tokens[name], shared, kind, len(rows)) for name, (kind, _) in TOKEN_COLUMNS.items()]
     # One conversion for all other columns: a call for each costs more than the conversion of a group's few rows.
     columns += pa.array(rows, type=ROW).flatten()
-    return dict(zip(SCHEMA.names, columns, strict=True))
+    found = dict(zip(SCHEMA.names, columns, strict=True))
+    if support is not None:
+        ends = np.concatenate([[0], np.cumsum(support.counts)])[starts].astype(np.int32)
+        halves = ((support.counts, shared), (support.ids, pa.py_buffer(ends)))
+        for name, (values, offsets) in zip(SUPPORT_COLUMNS, halves, strict=True):
+            found[name] = _lists(values, offsets, pa.int32(), len(rows))
+    return found
+
+
+def _lists(values: NDArray[Any], offsets: pa.Buffer, kind: pa.DataType, rows: int) -> pa.ListArray:
+    items = pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values)])
+    return pa.ListArray.from_buffers(pa.list_(kind), rows, [None, offsets], children=[items])
 
 
 def _row_values(group: Group, row: Trajectory, sampling: tuple[float | int, ...]) -> tuple[Any, ...]:

@@ -15,11 +15,13 @@ from asyncrl.schema.columns import (
     FINISH_REASONS,
     OF_MEMBER,
     SCHEMA,
+    SUPPORT_COLUMNS,
     TOKEN_COLUMNS,
     check_schema,
     entries,
     starts_of,
 )
+from asyncrl.schema.support import Support
 
 LARGEST_REWARD = float(np.finfo(np.float32).max)
 """The learner computes in float32; and the square of what is beyond overflows float64, which would make every advantage
@@ -32,10 +34,11 @@ def validate(batch: pa.RecordBatch) -> None:
     Arrow's own full validation (offsets, UTF-8, sizes of buffers); no nulls but in reward parts; per-token columns
     aligned; version -1 and logprob 0 where the mask is 0; prompts never trained; every sampled token in one span that
     says its version; one ticket, one attempt, one lineage (that of the newest span), no member twice, and the segments
-    of a member one after the other.
+    of a member one after the other; every sampled token one of those it was drawn between.
     """
     check_memory(batch)
     check_columns({name: batch.column(name) for name in SCHEMA.names}, np.zeros(1, np.int64))
+    check_supports(batch)
 
 
 def check_memory(batch: pa.RecordBatch) -> None:
@@ -66,6 +69,56 @@ def check_columns(columns: Mapping[str, pa.Array], firsts: NDArray[np.int64]) ->
     flat = list(zip(*numbers, spans.field("checksum").to_pylist(), strict=True))
     values["spans"] = [flat[start:end] for start, end in pairwise(starts_of(columns["spans"]).tolist())]
     check_rules(tokens, starts, values, np.repeat(firsts, np.diff(firsts, append=len(starts) - 1)).tolist())
+
+
+def check_supports(batch: pa.RecordBatch) -> None:
+    """What `validate` refuses of the columns of a support, which not every group has."""
+    if SUPPORT_COLUMNS[0] not in batch.schema.names:
+        return
+    counts, ids = (batch.column(name) for name in SUPPORT_COLUMNS)
+    check_nulls({"support_counts": counts, "support_ids": ids})
+    starts = starts_of(batch.column("token_ids"))
+    if np.count_nonzero(wrong := starts_of(counts) != starts):
+        raise ValueError(f"row {int(np.argmax(wrong)) - 1}, column support_counts: must be one entry per token")
+    support = Support(entries(counts).to_numpy(), entries(ids).to_numpy())
+    tokens = {name: entries(batch.column(name)).to_numpy() for name in ("token_ids", "loss_mask")}
+    check_support(support, starts, starts_of(ids), tokens)
+
+
+def check_support(
+    support: Support, starts: NDArray[np.int32], of_ids: NDArray[np.int32], tokens: Mapping[str, NDArray[Any]]
+) -> None:
+    """That the support of each token is one. starts, of_ids: where each row begins in the tokens and in the ids."""
+    counts, ids = support.counts, support.ids
+    ends = np.concatenate([[0], np.cumsum(counts)])
+
+    def refuse(wrong: NDArray[np.bool_], column: str, why: str) -> None:
+        """wrong [N]: of tokens."""
+        if np.count_nonzero(wrong):
+            at = int(np.argmax(wrong))
+            n = int(np.searchsorted(starts, at, side="right")) - 1
+            raise ValueError(f"row {n}, column {column}: at position {at - starts[n]} {why}")
+
+    refuse(counts < 0, "support_counts", "a negative number of ids")
+    refuse((counts > 0) & (tokens["loss_mask"] == 0), "support_counts", "a token that was not sampled")
+    if np.count_nonzero(wrong := ends[starts] != of_ids):
+        n = int(np.argmax(wrong)) - 1
+        raise ValueError(f"row {n}, column support_ids: {of_ids[n + 1] - of_ids[n]} ids, the counts say otherwise")
+    draw = np.repeat(np.arange(len(counts)), counts)
+
+    def some(of_ids: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """[N]: tokens for one of whose ids it is true."""
+        return np.bincount(draw[of_ids], minlength=len(counts)) > 0
+
+    falling = np.zeros(len(ids), np.bool_)
+    falling[1:] = (ids[1:] <= ids[:-1]) & (draw[1:] == draw[:-1])
+    kept, sampled = ids >= 0, tokens["token_ids"][draw]
+    refuse(some(falling), "support_ids", "ids that do not ascend")
+    refuse(some(kept) & some(~kept), "support_ids", "tokens that could be drawn beside ones that could not")
+    refuse(
+        some(kept) & ~some(ids == sampled), "support_ids", "the sampled token is not among those it was drawn between"
+    )
+    refuse(some(ids == ~sampled), "support_ids", "the sampled token is among those that could not be drawn")
 
 
 def check_nulls(columns: Mapping[str, pa.Array]) -> None:

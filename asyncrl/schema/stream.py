@@ -8,12 +8,33 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 
-from asyncrl.schema.columns import FIXED_BYTES, ROW, ROW_BYTES, SCHEMA, TOKEN_BYTES, check_schema
+from asyncrl.schema.columns import (
+    FIXED_BYTES,
+    ROW,
+    ROW_BYTES,
+    SCHEMA,
+    SUPPORTED_SCHEMA,
+    TOKEN_BYTES,
+    check_schema,
+    starts_of,
+)
 from asyncrl.schema.packed import together
-from asyncrl.schema.record import Group, arrays, plain
-from asyncrl.schema.rules import check_columns, check_memory, check_nulls, check_rules, validate
+from asyncrl.schema.record import Group, arrays, batch_of, plain, support_in
+from asyncrl.schema.rules import (
+    check_columns,
+    check_memory,
+    check_nulls,
+    check_rules,
+    check_support,
+    check_supports,
+    validate,
+)
 
-_SCHEMA_MESSAGE = SCHEMA.serialize().to_pybytes()  # a stream begins with it
+_SCHEMA_MESSAGE, _SUPPORTED_SCHEMA_MESSAGE = (  # a stream begins with one of them
+    schema.serialize().to_pybytes() for schema in (SCHEMA, SUPPORTED_SCHEMA)
+)
+SUPPORT_BYTES = 4
+"""Of each count and each id of a support."""
 _END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 
 
@@ -23,13 +44,17 @@ def encode(group: Group) -> bytes:
     Raises ValueError for a group that `decode` would refuse, or that is larger than `max_group_bytes` promises.
     """
     tokens, starts, rows = plain(group)
-    columns = arrays(tokens, starts, rows)
+    support = support_in(group)
+    columns = arrays(tokens, starts, rows, support)
     check_nulls(columns)
     # From what is at hand: getting it back out of Arrow takes twice as long as checking it.
     check_rules(tokens, starts, dict(zip(ROW.names, zip(*rows, strict=True), strict=True)), [0] * len(rows))
-    batch = pa.RecordBatch.from_arrays(list(columns.values()), schema=SCHEMA)
-    payload = b"".join((_SCHEMA_MESSAGE, batch.serialize(), _END_OF_STREAM))
-    bound = TOKEN_BYTES * len(tokens["token_ids"]) + len(rows) * ROW_BYTES + FIXED_BYTES
+    message, masks = _SCHEMA_MESSAGE, 0
+    if support is not None:
+        check_support(support, starts, starts_of(columns["support_ids"]), tokens)
+        message, masks = _SUPPORTED_SCHEMA_MESSAGE, SUPPORT_BYTES * (len(support.counts) + len(support.ids))
+    payload = b"".join((message, batch_of(columns).serialize(), _END_OF_STREAM))
+    bound = TOKEN_BYTES * len(tokens["token_ids"]) + masks + len(rows) * ROW_BYTES + FIXED_BYTES
     if len(payload) > bound:
         raise ValueError(
             f"group of ticket {group.ticket} takes {len(payload)} bytes, the bound is {bound}: "
@@ -81,6 +106,8 @@ def decode_all(payloads: Sequence[bytes | memoryview]) -> list[pa.RecordBatch]:
     firsts = np.cumsum([0, *(batch.num_rows for batch in batches[:-1])])
     try:
         check_columns({name: table.column(name).chunk(0) for name in SCHEMA.names}, firsts)
+        for batch in batches:
+            check_supports(batch)
     except ValueError:
         for n, batch in enumerate(batches):  # which of them, and which of its own rows
             try:
@@ -96,6 +123,10 @@ def digest(payload: bytes | memoryview) -> str:
     return xxhash.xxh3_64_hexdigest(payload)
 
 
-def max_group_bytes(group_size: int, max_length: int) -> int:
-    """Upper bound of an encoded group's bytes: what is reserved with a ticket. `encode` refuses anything above it."""
-    return group_size * (TOKEN_BYTES * max_length + ROW_BYTES) + FIXED_BYTES
+def max_group_bytes(group_size: int, max_length: int, *, support: int = 0) -> int:
+    """Upper bound of an encoded group's bytes: what is reserved with a ticket. `encode` refuses anything above it.
+
+    max_length: tokens of a row. support: ids that the record has of what a token was drawn between, at most; 0: every
+    token is drawn between all of the vocabulary."""
+    token = TOKEN_BYTES + (SUPPORT_BYTES * (1 + support) if support else 0)
+    return group_size * (token * max_length + ROW_BYTES) + FIXED_BYTES

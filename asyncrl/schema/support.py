@@ -30,6 +30,18 @@ class Support:
         counts = np.array([len(draw) for draw in draws], dtype=np.int32)
         return cls(counts, np.array([id for draw in draws for id in draw], dtype=np.int32))
 
+    def take(self, draws: NDArray[np.int64]) -> Support:
+        """Those of some draws, in the order in which they are asked for.
+
+        >>> Support.of([(3, 7), (), (~2,)]).take(np.array([2, 0]))
+        Support(counts=array([1, 2], dtype=int32), ids=array([-3,  3,  7], dtype=int32))
+        """
+        counts = self.counts[draws]
+        starts = np.cumsum(self.counts)[draws] - counts
+        return Support(
+            counts, self.ids[np.arange(counts.sum()) + np.repeat(starts - np.cumsum(counts) + counts, counts)]
+        )
+
     @classmethod
     def joined(cls, parts: Sequence[tuple[Support | None, int]]) -> Support | None:
         """Of parts in order, each with its number of draws (None: all of them free); None if all are."""

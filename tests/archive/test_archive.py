@@ -15,11 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncrl.buffers.archive import Archive, Stretch, surviving
-from asyncrl.schema import SCHEMA, Group, Trajectory, VersionSpan, pack, to_batch
+from asyncrl.schema import SCHEMA, Group, Support, Trajectory, VersionSpan, pack, to_batch
 from asyncrl.staleness import Weights
 
 
-def batch(ticket: int, version: int, *, lineage: int = 1, sampled: int = 2):
+def batch(ticket: int, version: int, *, lineage: int = 1, sampled: int = 2, support: Support | None = None):
     mask = np.array([0] + [1] * sampled, np.uint8)
     rows = [
         Trajectory(
@@ -33,6 +33,7 @@ def batch(ticket: int, version: int, *, lineage: int = 1, sampled: int = 2):
             reward=float(member),
             reward_parts={"reward": None},
             finish_reason="stop",
+            support=support if member else None,
         )
         for member in range(2)
     ]
@@ -51,6 +52,22 @@ def test_a_part_is_plain_parquet_with_the_record_and_who_trained_it(tmp_path):
     assert table["reward_parts"].to_pylist()[0] == [("reward", None)]
     assert pq.ParquetFile(path).metadata.row_group(0).column(0).compression == "ZSTD"
     assert [entry.name for entry in path.parent.iterdir()] == [path.name]
+
+
+def test_sampling_masks_come_back_in_the_groups_that_had_them(tmp_path):
+    """Bit for bit, so that a replay packs what the learner packed; the others are as if there were none."""
+    archive = Archive(tmp_path)
+    masked = batch(3, 6, support=Support.of([(), (1, 8), (~5, ~4)]))
+    batches = [batch(5, 7), masked, batch(4, 7)]
+    archive.write(2, 7, batches)
+    found = archive.groups(Weights(2, 7))
+    assert [group.schema for group in found] == [group.schema for group in batches]
+    for one, other in ((pack(found), pack(batches)), (pack(found[1:2]), pack([masked]))):
+        np.testing.assert_array_equal(one.support.counts, other.support.counts)
+        np.testing.assert_array_equal(one.support.ids, other.support.ids)
+    assert pack(found).support.ids.tolist() == [1, 8, ~5, ~4]
+    assert pack(found[:1]).support is None
+    assert archive.trained().tokens_by_age == {0: 8, 1: 4}
 
 
 def test_doing_a_step_again_overwrites_its_part(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 from hypothesis import given
@@ -13,6 +14,7 @@ from asyncrl.collectors.episode import Episode, Played, Turn
 from asyncrl.collectors.rollout import Prompt
 from asyncrl.collectors.segments import chains, trajectories
 from asyncrl.rewards.pool import Score
+from asyncrl.schema import Support
 from asyncrl.staleness import Weights
 from asyncrl.tasks.base import Row
 
@@ -56,6 +58,15 @@ def test_a_rewritten_history_begins_a_row_of_its_own_with_the_same_reward():
     assert (first.segment, second.segment, second.prompt_length) == (0, 1, 4)
     assert first.reward == second.reward == 1.0
     assert first.seed != second.seed
+
+
+def test_the_sampling_masks_of_turns_stand_where_their_tokens_are():
+    one, two = turn(0, (1, 2), (5, 6)), turn(1, (1, 2, 5, 6, 7, 8), (9,))
+    masked = replace(two, completion=replace(two.completion, support=Support.of([(4, 9)])))
+    (row,) = rows(one, masked)
+    assert row.support.counts.tolist() == [0, 0, 0, 0, 0, 0, 2]
+    assert row.support.ids.tolist() == [4, 9]
+    assert rows(one, two)[0].support is None
 
 
 def test_two_answers_to_the_same_history_are_two_rows():

@@ -17,7 +17,7 @@ import pytest
 
 from asyncrl.buffers.server import EmbeddedServer
 from asyncrl.cli.main import main
-from asyncrl.schema import SCHEMA
+from asyncrl.schema import SUPPORTED_SCHEMA
 from tests.inspection.recorded import DAMAGED, HELD, ISSUED, LEASED, MOVED, NAME, TRAINED, record
 
 
@@ -126,7 +126,7 @@ def test_a_dump_is_plain_parquet_and_names_what_it_had_to_leave_out(live, tmp_pa
     assert said.code == 1, "one of the two held groups is damaged"
     assert f"1 groups are damaged and left out:\nticket {DAMAGED}: not a whole Arrow stream" in said.err
     table = pq.read_table(tmp_path / "held.parquet")
-    assert table.schema.names == [*SCHEMA.names, "state"]
+    assert table.schema.names == [*SUPPORTED_SCHEMA.names, "state"]
     assert set(table["ticket"].to_pylist()) == {HELD}
     assert [path.name for path in tmp_path.iterdir()] == ["held.parquet"]
 

@@ -9,11 +9,25 @@ import math
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asyncrl import schema
-from asyncrl.schema import Group, Trajectory, VersionSpan, decode, decode_all, digest, encode, pack, to_batch, validate
+from asyncrl.schema import (
+    Group,
+    Support,
+    Trajectory,
+    VersionSpan,
+    apart,
+    decode,
+    decode_all,
+    digest,
+    encode,
+    pack,
+    to_batch,
+    together,
+    validate,
+)
 from asyncrl.staleness import Weights
 
 TOKEN_COLUMNS = tuple(schema.TOKEN_COLUMNS)
@@ -34,8 +48,9 @@ def trajectories(draw, member):
         spans.append(VersionSpan(Weights(3, version), at, at + n, draw(text)))
         at += n
     logprobs = np.where(mask == 1, draw(st.floats(-50, 0, width=32)), 0).astype(np.float32)
+    token_ids = draw(st.lists(st.integers(0, 2**31 - 1), min_size=length, max_size=length))
     return Trajectory(
-        token_ids=np.array(draw(st.lists(st.integers(0, 2**31 - 1), min_size=length, max_size=length)), np.int32),
+        token_ids=np.array(token_ids, np.int32),
         loss_mask=mask,
         logprobs=logprobs,
         versions=versions,
@@ -51,7 +66,20 @@ def trajectories(draw, member):
         done=draw(st.floats(0, 2e9)),
         seed=draw(st.integers(0, 2**63 - 1)),
         info=draw(st.dictionaries(text, st.integers() | text, max_size=2)),
+        support=draw(st.none() | supports(token_ids, mask.tolist())),
     )
+
+
+@st.composite
+def supports(draw, token_ids, mask):
+    """Of each sampled token nothing, some tokens and itself, or some other tokens that it could not have been."""
+    others = st.sets(st.integers(0, 2**31 - 1), max_size=3)
+    draws = []
+    for token, sampled in zip(token_ids, mask, strict=True):
+        ids = draw(others) if sampled else set()
+        kept = draw(st.booleans())
+        draws.append(sorted(ids | {token}) if ids and kept else sorted(~id for id in ids - {token}))
+    return Support.of(draws)
 
 
 @st.composite
@@ -95,6 +123,7 @@ def test_a_group_comes_back_as_it_was_put_in(group):
 
 
 @given(st.lists(groups(), min_size=1, max_size=3))
+@settings(max_examples=25)  # a list of groups takes long to draw
 def test_packing_puts_rows_back_to_back(batch_of_groups):
     packed = pack([decode(encode(group)) for group in batch_of_groups])
     rows = [(n, row) for n, group in enumerate(batch_of_groups) for row in group.trajectories]
@@ -103,6 +132,11 @@ def test_packing_puts_rows_back_to_back(batch_of_groups):
     for name in TOKEN_COLUMNS:
         np.testing.assert_array_equal(getattr(packed, name), np.concatenate([getattr(row, name) for _, row in rows]))
     np.testing.assert_array_equal(packed.rewards, [row.reward for _, row in rows])
+    support = Support.joined([(row.support, len(row.token_ids)) for _, row in rows])
+    assert (packed.support is None) == (support is None)
+    if support is not None:
+        np.testing.assert_array_equal(packed.support.counts, support.counts)
+        np.testing.assert_array_equal(packed.support.ids, support.ids)
     members = list(dict.fromkeys((n, row.member) for n, row in rows))
     assert packed.answers.tolist() == [members.index((n, row.member)) for n, row in rows]
 
@@ -270,6 +304,80 @@ def test_segments_follow_each_other_and_say_the_same_of_their_member(make_group,
         decode(stream(batch, batch.schema))
 
 
+@given(st.lists(groups(), min_size=1, max_size=3))
+@settings(max_examples=25)  # a list of groups takes long to draw
+def test_groups_put_together_come_apart_with_the_columns_that_they_had(several):
+    """Some of which have a support, and some not."""
+    batches = [decode(encode(dataclasses.replace(group, ticket=n))) for n, group in enumerate(several)]
+    (rows,) = together(batches).combine_chunks().to_batches()
+    for found, batch in zip(apart(rows), batches, strict=True):
+        assert found.schema == batch.schema
+        assert found.to_pydict().keys() == batch.to_pydict().keys()
+        validate(found)
+
+
+@pytest.mark.parametrize(
+    ("draws", "message"),
+    [
+        ([(~3,)], "row 1, column support_ids: at position 3 the sampled token is among those that could not"),
+        ([(4, 9), (), ()], "position 3 the sampled token is not among those it was drawn between"),
+        ([(), (4, 4)], "position 4 ids that do not ascend"),
+        ([(), (9, 4)], "position 4 ids that do not ascend"),
+        ([(), (), (-9, 5)], "position 5 tokens that could be drawn beside ones that could not"),
+        ([(), (), (), (0, 2)], "position 6 the sampled token is not"),
+    ],
+)
+def test_a_support_that_is_none_is_refused_by_row_and_position(make_group, make_trajectory, draws, message):
+    row = make_trajectory(1)  # tokens 3, 4, 5 and 6 are sampled
+    support = Support.of([(), (), (), *draws, *[()] * (4 - len(draws))])
+    group = make_group(make_trajectory(0), dataclasses.replace(row, support=support))
+    with pytest.raises(ValueError, match=message):
+        encode(group)
+    batch = to_batch(group)
+    with pytest.raises(ValueError, match=message):
+        decode(stream(batch, batch.schema))
+    with pytest.raises(ValueError, match=f"payload 1: .*{message}"):
+        decode_all([encode(make_group(ticket=3)), stream(batch, batch.schema)])
+
+
+def test_a_support_of_another_size_or_where_nothing_was_sampled_is_refused(make_group, make_trajectory):
+    row = make_trajectory(0)
+
+    def with_support(counts, ids):
+        support = Support(np.array(counts, np.int32), np.array(ids, np.int32))
+        return make_group(dataclasses.replace(row, support=support))
+
+    assert decode(encode(with_support([0, 0, 0, 2, 0, 0, 1], [3, 8, -4]))).num_rows == 1
+    with pytest.raises(ValueError, match=r"row 0, column support_counts: .*must be one count per token"):
+        encode(with_support([0, 0, 1], [3]))
+    with pytest.raises(ValueError, match=r"row 0, column support_counts: .*as many ids as they add up to"):
+        encode(with_support([0, 0, 0, 2, 0, 0, 0], [3]))
+    with pytest.raises(ValueError, match="row 0, column support_counts: at position 1 a token that was not sampled"):
+        encode(with_support([0, 1, 0, 0, 0, 0, 0], [1]))
+    with pytest.raises(ValueError, match="row 0, column support_counts: at position 3 a negative number"):
+        encode(with_support([0, 0, 0, -1, 2, 0, 0], [4]))
+
+
+def test_a_damaged_support_in_arrow_is_refused(make_group, make_trajectory):
+    support = Support.of([(), (), (), (3, 8), (), (), (~3,)])
+    batch = to_batch(make_group(dataclasses.replace(make_trajectory(0), support=support), make_trajectory(1)))
+    lists = pa.list_(pa.int32())
+
+    def changed(name, value):
+        return batch.set_column(batch.schema.get_field_index(name), name, value)
+
+    with pytest.raises(ValueError, match="row 1, column support_ids: 1 ids, the counts say otherwise"):
+        validate(changed("support_ids", pa.array([[3, 8, ~3], [5]], lists)))
+    with pytest.raises(ValueError, match="row 1, column support_counts: null"):
+        validate(changed("support_counts", pa.array([[0, 0, 0, 2, 0, 0, 1], None], lists)))
+    with pytest.raises(ValueError, match="row 0, column support_counts: must be one entry per token"):
+        validate(changed("support_counts", pa.array([[2, 1], [0] * 11], lists)))
+    with pytest.raises(ValueError, match="column support_ids: 0 of that name, must be one"):
+        validate(batch.drop_columns(["support_ids"]))
+    with pytest.raises(ValueError, match="column support_ids: list<item: int64>, must be"):
+        validate(changed("support_ids", pa.array([[3, 8, ~3], []], pa.list_(pa.int64()))))
+
+
 def test_token_columns_with_other_offsets_are_refused(make_group):
     batch = to_batch(make_group())  # rows of 7 and 5 tokens
     kind = pa.list_(pa.int32())
@@ -320,8 +428,10 @@ def test_arrays_of_another_dtype_or_length_are_refused_before_encoding(make_grou
 
 @given(groups())
 def test_no_group_is_larger_than_what_is_reserved_for_it(group):
+    """Rows of 1 to 17 tokens, each of which was drawn between all, or between up to four."""
     longest = max(len(row.token_ids) for row in group.trajectories)
-    assert len(encode(group)) <= schema.max_group_bytes(len(group.trajectories), longest)
+    most = 4 if any(row.support for row in group.trajectories) else 0
+    assert len(encode(group)) <= schema.max_group_bytes(len(group.trajectories), longest, support=most)
 
 
 def test_a_group_above_the_bound_is_refused(make_group, make_trajectory):
@@ -346,6 +456,7 @@ def test_foreign_bytes_are_refused_with_a_value_error(payload):
 
 
 @given(st.lists(groups(), min_size=1, max_size=4))
+@settings(max_examples=25)  # a list of groups takes long to draw
 def test_groups_decoded_together_are_those_decoded_one_by_one(several):
     payloads = [encode(group) for group in several]
     for one, other in zip(decode_all(payloads), map(decode, payloads), strict=True):
