@@ -109,7 +109,7 @@ def load(factory: str) -> Any:
     return getattr(importlib.import_module(module), name)
 
 
-def die_with_parent(parent: int) -> None:
+def die_with_parent(parent: int, by: signal.Signals = signal.SIGKILL) -> None:
     """Have the kernel kill this process when the parent is gone, even by SIGKILL, even amid a computation.
 
     The end of standard input says the same, but only to a process that reads: `5**5**5**5` holds the interpreter, no
@@ -118,7 +118,7 @@ def die_with_parent(parent: int) -> None:
     if not sys.platform.startswith("linux"):
         return
     libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0) != 0:
+    if libc.prctl(PR_SET_PDEATHSIG, int(by), 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
     if os.getppid() != parent:  # it died before the call: no signal will come
         os._exit(1)

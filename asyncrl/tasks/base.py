@@ -47,11 +47,16 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What the model wrote for a row. `text` is decoded without the end token; `finish_reason` stop, length, ..."""
+    """What the model wrote for a row. `text` is decoded without the end token; `finish_reason` stop, length, ...
+
+    Of an episode of several turns `text` and `finish_reason` are the last answer's, `token_ids` all that was sampled,
+    and `messages` the conversation after the row's own: answers and what came back. Of one answer they are empty.
+    """
 
     text: str
     token_ids: tuple[int, ...]
     finish_reason: str
+    messages: Sequence[Message] = ()
 
 
 class Task(Protocol):

@@ -9,7 +9,7 @@ import inspect
 import os
 import sys
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast, get_args
 
@@ -23,9 +23,12 @@ from asyncrl.tasks.chat import conversation
 from asyncrl.tasks.reasoning_gym import ReasoningGym
 from asyncrl.tasks.reverse import Reverse
 from asyncrl.tasks.single_turn import SingleTurn
+from asyncrl.tasks.tools import Tool, schemas, tools_by_name
 from asyncrl.tasks.uppercase import Uppercase
 
 BUILT_IN = ("reverse", "uppercase", "single-turn", "reasoning-gym")
+
+_OPTIONAL = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 LOOKED_AT = 100
 """Rows of a split whose ids are compared: a procedural task may have 2**40."""
@@ -38,6 +41,8 @@ def build_task(config: recipe.Task, *, seed: int) -> Task:
     depend on it. Raises TaskError or DataError, both with one to three lines for the person who wrote the recipe.
     """
     task = construct(config, seed=seed)
+    if isinstance(task, CustomTask):
+        schemas(task.tools, f"task.type {task.name}")
     for split in get_args(Split):
         _check_rows(task, split)
     return task
@@ -65,7 +70,8 @@ class CustomTask:
     """A user's object with `rows` and `score`, completed to a task: what it leaves out has the plain meaning.
 
     `messages` makes a string prompt one user message, after the object's `system_prompt` if it has one; all parts
-    weigh 1; `name` is module:Class.
+    weigh 1; `name` is module:Class. `tools`, by name, and `environment`, which makes one: at most one of the two, and
+    neither where an episode is one answer.
     """
 
     def __init__(self, config: recipe.CustomTask, *, seed: int) -> None:
@@ -78,12 +84,23 @@ class CustomTask:
                 f"task.type {config.type}: the constructor raised {_complaint(error)}.\n"
                 f"It was called with task.args {config.args}{' and seed' if takes_seed else ''}."
             ) from error
+        where = f"task.type {config.type}"
+        self.environment: Callable[[], Any] | None = getattr(self._task, "environment", None)
+        tools = getattr(self._task, "tools", None)
+        self.tools: dict[str, Tool] = {} if tools is None else tools_by_name(tools, where)
+        if self.environment is not None:
+            _check_environment(self.environment, where)
+            if self.tools:
+                raise TaskError(f"{where}: the class has tools and an environment: let the environment call them")
         for method in ("rows", "score"):
             if not callable(getattr(self._task, method, None)):
+                if method == "score" and self.environment is not None:
+                    continue  # it scores by itself
                 signature = "rows(self, split)" if method == "rows" else "score(self, row, answer)"
-                raise TaskError(f"task.type {config.type}: the class has no method {method}: add `def {signature}`")
-        if complaint := _score_complaint(self._task.score):
-            raise TaskError(f"task.type {config.type}: {complaint}: write `def score(self, row, answer)`")
+                raise TaskError(f"{where}: the class has no method {method}: add `def {signature}`")
+        self._scores = hasattr(self._task, "score")
+        if self._scores and (complaint := _score_complaint(self._task.score)):
+            raise TaskError(f"{where}: {complaint}: write `def score(self, row, answer)`")
         self.name = str(getattr(self._task, "name", config.type))
         try:
             self._weights = check_weights(self._task.part_weights()) if hasattr(self._task, "part_weights") else {}
@@ -99,6 +116,8 @@ class CustomTask:
         return conversation(row.prompt, getattr(self._task, "system_prompt", None))
 
     def score(self, row: Row, answer: Answer) -> Mapping[str, float | None] | float:
+        if not self._scores:
+            return {}
         return cast("Mapping[str, float | None] | float", self._task.score(row, answer))
 
     def part_weights(self) -> Mapping[str, float]:
@@ -157,6 +176,17 @@ def _refuse_shadowed(name: str, module: str, folder: Path) -> None:
         f"Rename yours and task.type, as in my_{module}. (The working folder is searched last, so that no file in it "
         "hides a library.)"
     )
+
+
+def _check_environment(environment: object, where: str) -> None:
+    """Raise TaskError unless it is a method that makes one."""
+    if not callable(environment) or inspect.iscoroutinefunction(environment):
+        raise TaskError(
+            f"{where}: environment is {environment!r:.80}: write `def environment(self)`, which returns one"
+        )
+    needed = [name for name, p in _parameters(environment).items() if p.default is p.empty and p.kind not in _OPTIONAL]
+    if needed:
+        raise TaskError(f"{where}: environment takes arguments: write `def environment(self)`; `reset` gets the row")
 
 
 def _score_complaint(score: Any) -> str:
