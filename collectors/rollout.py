@@ -165,8 +165,11 @@ def sampling_of(recipe: Recipe, stop_token_ids: tuple[int, ...]) -> Sampling:
         temperature=config.temperature,
         top_p=config.top_p,
         top_k=config.top_k,
+        min_p=config.min_p,
         max_tokens=config.max_tokens,
+        min_tokens=config.min_tokens,
         stop_token_ids=stop_token_ids,
+        stop=tuple(config.stop),
     )
 
 

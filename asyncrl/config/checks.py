@@ -27,7 +27,7 @@ from asyncrl.config.reward_checks import check_rewards
 from asyncrl.config.secrets import masked
 
 MOST_TOP_K = 4096
-"""Ids stored with a token, four bytes each: beyond this a mask takes more than all else of a trajectory many times."""
+"""Ids stored with a token, of four bytes each, where all else of it takes thirteen."""
 
 URL_SCHEMES = ("redis", "rediss", "unix", "memory")
 
@@ -193,6 +193,8 @@ def _check_sampling(recipe: Recipe) -> None:
             f"collector.sampling.min_tokens is {sampling.min_tokens}, but a completion of collector.sampling.max_tokens "
             f"{sampling.max_tokens} would always be cut off before its end; use less, or raise max_tokens"
         )
+    if sampling.top_k != -1 or sampling.min_tokens > 0:
+        raise RecipeError("collector.sampling: the learner does not divide by the mass of what could be drawn yet")
     longest = recipe.model.max_length
     if longest is not None and sampling.max_tokens >= longest:
         raise RecipeError(

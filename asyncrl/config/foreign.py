@@ -111,8 +111,8 @@ PLANNED = frozenset(
     {
         *(f"telemetry.{name}" for name in ("prometheus", "print_completions")),
         "buffer.order",
-        *(f"collector.{name}" for name in ("devices", "max_turns", "max_concurrent_groups")),
-        *(f"collector.sampling.{name}" for name in ("min_p", "seed")),
+        *(f"collector.{name}" for name in ("devices", "max_turns")),
+        "collector.sampling.seed",
         "collector.engine.tensor_parallel_size",
         *(f"learner.{name}" for name in ("devices", "optimizer", "lr_scheduler_type")),
         *(f"learner.{name}" for name in ("gradient_checkpointing", "parallel")),
