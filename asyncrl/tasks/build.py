@@ -3,14 +3,8 @@
 from __future__ import annotations
 
 import difflib
-import importlib
-import importlib.util
 import inspect
-import os
-import sys
-import traceback
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, cast, get_args
 
 import msgspec
@@ -20,6 +14,7 @@ from asyncrl.config.packages import ReasoningGymTask
 from asyncrl.rewards.parts import check_weights
 from asyncrl.tasks.base import Answer, Message, Row, Split, Task, TaskError
 from asyncrl.tasks.chat import conversation
+from asyncrl.tasks.modules import complaint, load
 from asyncrl.tasks.reasoning_gym import ReasoningGym
 from asyncrl.tasks.reverse import Reverse
 from asyncrl.tasks.single_turn import SingleTurn
@@ -81,7 +76,7 @@ class CustomTask:
             self._task = cls(**config.args, **({"seed": seed} if takes_seed else {}))
         except (Exception, SystemExit) as error:
             raise TaskError(
-                f"task.type {config.type}: the constructor raised {_complaint(error)}.\n"
+                f"task.type {config.type}: the constructor raised {complaint(error)}.\n"
                 f"It was called with task.args {config.args}{' and seed' if takes_seed else ''}."
             ) from error
         where = f"task.type {config.type}"
@@ -99,13 +94,13 @@ class CustomTask:
                 signature = "rows(self, split)" if method == "rows" else "score(self, row, answer)"
                 raise TaskError(f"{where}: the class has no method {method}: add `def {signature}`")
         self._scores = hasattr(self._task, "score")
-        if self._scores and (complaint := _score_complaint(self._task.score)):
-            raise TaskError(f"{where}: {complaint}: write `def score(self, row, answer)`")
+        if self._scores and (wrong := _score_complaint(self._task.score)):
+            raise TaskError(f"{where}: {wrong}: write `def score(self, row, answer)`")
         self.name = str(getattr(self._task, "name", config.type))
         try:
             self._weights = check_weights(self._task.part_weights()) if hasattr(self._task, "part_weights") else {}
         except Exception as error:
-            raise TaskError(f"task.type {config.type}: {_complaint(error)}") from error
+            raise TaskError(f"task.type {config.type}: {complaint(error)}") from error
 
     def rows(self, split: Split) -> Sequence[Row]:
         return cast("Sequence[Row]", self._task.rows(split))
@@ -125,57 +120,13 @@ class CustomTask:
 
 
 def _load_class(name: str) -> Any:
-    """The class "module:Class". The working folder is searched last, so that a file in it hides no installed module."""
+    """The class "module:Class" that is no built-in task."""
     module_name, colon, class_name = name.partition(":")
     if not (module_name and colon and class_name):
         close = difflib.get_close_matches(name, BUILT_IN, n=1)
         hint = f"did you mean {close[0]!r}?" if close else f"use {', '.join(BUILT_IN)}, or module:Class of your own"
         raise TaskError(f"task.type {name!r} is no built-in task: {hint}")
-    if module_name == "__main__":
-        raise TaskError(
-            f"task.type {name}: other processes build the task too, and have another __main__; write it into a file, "
-            "as in task.type: my_task:MyTask for my_task.py (in a notebook, begin the cell with %%writefile my_task.py)"
-        )
-    if (folder := os.getcwd()) not in sys.path:
-        sys.path.append(folder)
-    _refuse_shadowed(name, module_name.partition(".")[0], Path(folder))
-    try:
-        module = importlib.import_module(module_name)
-    except (Exception, SystemExit) as error:
-        missing = error.name if isinstance(error, ModuleNotFoundError) else None
-        if missing and (module_name == missing or module_name.startswith(f"{missing}.")):
-            raise TaskError(
-                f"task.type {name}: there is no module {missing} in {folder}, nor an installed one.\n"
-                f"Start from the folder that holds {missing.replace('.', '/')}.py, or add its folder to PYTHONPATH."
-            ) from error
-        raise TaskError(f"task.type {name}: importing {module_name} raised {_complaint(error)}") from error
-    found = getattr(module, class_name, None)
-    if not callable(found):
-        classes = [key for key, value in vars(module).items() if getattr(value, "__module__", None) == module.__name__]
-        own = [key for key in classes if inspect.isclass(getattr(module, key))]
-        close = difflib.get_close_matches(class_name, own, n=1)
-        hint = f"did you mean {close[0]!r}?" if close else f"its classes are: {', '.join(own) or 'none'}"
-        raise TaskError(f"task.type {name}: {module.__file__} has no class {class_name}; {hint}")
-    return found
-
-
-def _refuse_shadowed(name: str, module: str, folder: Path) -> None:
-    """Raise TaskError if the working folder has such a module and an installed one, found earlier, hides it."""
-    here = next((path for path in (folder / f"{module}.py", folder / module / "__init__.py") if path.is_file()), None)
-    spec = None if here is None else importlib.util.find_spec(module)
-    if here is None or spec is None:
-        return
-    if not spec.has_location or spec.origin is None:
-        found = "a module built into Python"
-    elif Path(spec.origin).resolve() == here.resolve():
-        return
-    else:
-        found = spec.origin
-    raise TaskError(
-        f"task.type {name}: {module} is {found}, which hides {here}.\n"
-        f"Rename yours and task.type, as in my_{module}. (The working folder is searched last, so that no file in it "
-        "hides a library.)"
-    )
+    return load("task.type", name, "class")
 
 
 def _check_environment(environment: object, where: str) -> None:
@@ -209,15 +160,6 @@ def _parameters(cls: Any) -> Mapping[str, Any]:
         return {}
 
 
-def _complaint(error: BaseException) -> str:
-    """The exception in one line, and where in the user's file it was raised."""
-    if isinstance(error, SyntaxError):  # not raised in the file, but about it
-        return f"{type(error).__name__}: {error.msg} ({error.filename}:{error.lineno})"
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != __file__]
-    place = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
-    return f"{type(error).__name__}: {error}{place}"
-
-
 def _check_rows(task: Task, split: Split) -> None:
     """Look at a split's size, its first row and the first ids. Raises TaskError (a built-in task's DataError passes
     through)."""
@@ -228,7 +170,7 @@ def _check_rows(task: Task, split: Split) -> None:
     try:
         rows = task.rows(split)
     except Exception as error:
-        raise TaskError(f"{where} raised {_complaint(error)}") from error
+        raise TaskError(f"{where} raised {complaint(error)}") from error
     try:
         size = len(rows)
         first: Any = rows[0] if size else None
@@ -246,7 +188,7 @@ def _check_rows(task: Task, split: Split) -> None:
         msgspec.convert(messages, list[Message])
     except Exception as error:
         raise TaskError(
-            f"task {task.name}: the first {split} row has no conversation: {_complaint(error)}.\n"
+            f"task {task.name}: the first {split} row has no conversation: {complaint(error)}.\n"
             "Give a string, or a list of {'role': ..., 'content': ...}."
         ) from error
     for key, value in (("answer", first.answer), ("info", first.info)):
@@ -265,7 +207,7 @@ def _check_ids(where: str, rows: Sequence[Row]) -> None:
         try:
             before = seen.setdefault(row.id, n)
         except Exception as error:
-            raise TaskError(f"{where}[{n}] raised {_complaint(error)}") from error
+            raise TaskError(f"{where}[{n}] raised {complaint(error)}") from error
         if before != n:
             raise TaskError(
                 f"{where}: rows {before} and {n} have the same id {row.id!r}: give each row of a split its own"
