@@ -7,7 +7,7 @@ from functools import wraps
 import numpy as np
 import pytest
 import torch
-from transformers import MambaConfig, MambaForCausalLM
+from transformers import GenerationConfig, MambaConfig, MambaForCausalLM
 
 from asyncrl.collectors.engines.base import Completion, EngineError, Request
 from asyncrl.collectors.engines.decode import Decoder, Generation
@@ -71,20 +71,17 @@ def test_a_request_samples_the_same_alone_and_in_a_crowd(architecture: str) -> N
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_greedy_equals_generate_and_reports_logprobs_at_temperature_one(architecture: str) -> None:
-    model = make_model(architecture)
-    completions = run(
-        Decoder(model, slots=3), {n: [request(str(n), p, temperature=0.0)] for n, p in enumerate(PROMPTS[:3])}
-    )
-    for n, prompt in enumerate(PROMPTS[:3]):
-        ids = torch.tensor([prompt])
-        generated = model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=12)
-        # generate() stops at the configuration's end token; the request named none and goes on.
-        expected = generated[0, len(prompt) :].tolist()
-        assert completions[str(n)].token_ids.tolist()[: len(expected)] == expected
-        np.testing.assert_allclose(
-            completions[str(n)].logprobs, full_forward(model, prompt, completions[str(n)]), atol=1e-5
-        )
+def test_greedy_equals_generate_whatever_joins_and_leaves(architecture: str) -> None:
+    """And reports the logprobs at temperature 1."""
+    model, arrivals = make_model(architecture), crowd(temperature=0.0)
+    completions = run(Decoder(model, slots=12), arrivals)
+    model.generation_config = GenerationConfig(do_sample=False, max_new_tokens=18)  # ends at no token, as the requests
+    for r in (r for group in arrivals.values() for r in group):
+        ids = torch.tensor([r.token_ids])
+        generated = model.generate(ids, attention_mask=torch.ones_like(ids))[0, len(r.token_ids) :]
+        completion = completions[r.id]
+        assert completion.token_ids.tolist() == generated[: r.sampling.max_tokens].tolist()
+        np.testing.assert_allclose(completion.logprobs, full_forward(model, r.token_ids, completion), atol=1e-5)
 
 
 def test_members_of_a_group_share_a_prompt_and_differ_by_seed() -> None:
