@@ -35,10 +35,11 @@ class Episode:
     attempt: int
     member: int
     sampling: Sampling
+    again: int = 0  # how often it was lost (EpisodeLost) and begun again, with other seeds
 
     @property
     def id(self) -> str:
-        return f"{self.group}.{self.member}"
+        return f"{self.group}.{self.member}" + (f"+{self.again}" if self.again else "")
 
     def request(
         self, turn: int = 0, token_ids: Sequence[int] | None = None, *, max_tokens: int | None = None
@@ -54,7 +55,7 @@ class Episode:
             session=self.id,
             token_ids=self.prompt.token_ids if token_ids is None else tuple(token_ids),
             sampling=sampling,
-            seed=request_seed(self.run, self.ordinal, self.attempt, self.member, turn),
+            seed=request_seed(self.run, self.ordinal, self.attempt, self.member, turn, again=self.again),
             ticket=self.ordinal,
             member=self.member,
         )
@@ -83,7 +84,7 @@ class Played:
     """What came of an episode. `turns` in the order they were asked, one at least; scored: unix seconds.
 
     score: of the whole episode. Where there is nothing to score its `failure` says why (`scoring.py`) and its reward is
-    NaN. info: goes into each row, JSON-able.
+    NaN. info: goes into each row, JSON-able. messages: what an evaluation shows of several turns, the row's own left out.
     """
 
     turns: tuple[Turn, ...]
@@ -91,6 +92,7 @@ class Played:
     scored: float
     finish_reason: FinishReason
     info: Mapping[str, Any] = field(default_factory=dict)
+    messages: Sequence[Mapping[str, Any]] = ()
 
 
 class Sampler(Protocol):

@@ -1,20 +1,27 @@
-"""The engines of one collector: which can take a group, what they serve, which one failed and is started again."""
+"""The engines of one collector: what they have to do, what they serve, which one failed and is started again.
+
+A place (`Host`) takes requests while its engine is well and serves weights. One that fails, is late, or does not answer
+its health check takes none from then on; whoever waited for it hears of it (`Entrance.give_up`). It is started again,
+serves nothing until `updates.py` has brought it what is announced now, and only then takes requests again.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Protocol
 
 from asyncrl.buffers.concurrency import all_or_nothing
-from asyncrl.collectors.engines.base import Completion, Engine, EngineError, Request
+from asyncrl.collectors.engines.base import Engine, EngineError
 from asyncrl.collectors.entrance import Entrance
-from asyncrl.collectors.episode import Sampler
+from asyncrl.collectors.routing import Ask, Load
 from asyncrl.config.derived import derive
 from asyncrl.config.recipe import Recipe, SglangEngine, SimulatedEngine, VllmEngine, VllmServerEngine
 from asyncrl.config.sizes import size_bytes
@@ -24,6 +31,8 @@ logger = logging.getLogger(__name__)
 
 MOST_RESTARTS = 5  # in a row, without one finished request between: then the process ends and says why
 FIRST_BACKOFF_S, MOST_BACKOFF_S = 1.0, 30.0
+CHECK_S = 5.0  # between two health checks of an engine
+CHECK_LIMIT_S = 10.0  # for its answer
 
 
 class CollectorError(RuntimeError):
@@ -52,8 +61,12 @@ class Host:
     failed: str = ""  # why it takes no work now
     failed_since: float = 0.0  # monotonic seconds; of the last failure
     restarts: int = 0  # since a request last finished
-    decoding: set[str] = field(default_factory=set)  # ids of requests that need a slot
+    decoding: dict[str, Ask] = field(default_factory=dict)  # requests that have a slot, or need one
     entrance: Entrance = field(default_factory=Entrance)
+    broken: asyncio.Event = field(default_factory=asyncio.Event)  # set from its failure until it is started again
+    exchange: asyncio.Lock = field(default_factory=asyncio.Lock)  # its weights are exchanged, or its health is checked
+    _groups: Counter[str] = field(default_factory=Counter)  # of `decoding`
+    _promised: int = 0  # tokens of `decoding`, as if none were computed yet
     _mark: tuple[int, int] = (0, 0)
     _moved_at: float = field(default_factory=time.monotonic)
 
@@ -61,29 +74,54 @@ class Host:
     def usable(self) -> bool:
         return not self.failed and self.engine.serving is not None
 
-    def startable(self, group_size: int) -> int:
-        """Groups whose members would all get a slot now. An idle engine takes a group larger than its slots; none may
-        start where running requests are waited for: it would be among them, or wait itself."""
-        if self.entrance.closed_since is not None:
-            return 0
-        free = (self.engine.slots - len(self.decoding)) // group_size
-        return max(free, 0 if self.decoding else 1)
+    @property
+    def free(self) -> int:
+        """Slots that nobody has; below 0 where requests wait for one."""
+        return self.engine.slots - len(self.decoding)
+
+    def take(self, request_id: str, ask: Ask) -> None:
+        """Have a slot for a request. One whose group is here costs it no prompt. Nothing happens if it has one."""
+        if request_id not in self.decoding:
+            taken = Ask(ask.group, 0 if self._groups[ask.group] else ask.prompt, ask.most)
+            self.decoding[request_id] = taken
+            self._groups[ask.group] += 1
+            self._promised += taken.prompt + taken.most
+
+    def leave(self, request_id: str) -> None:
+        """A request needs its slot no longer. Nothing happens if it has none."""
+        if (ask := self.decoding.pop(request_id, None)) is not None:
+            self._promised -= ask.prompt + ask.most
+            self._groups[ask.group] -= 1
+            if not self._groups[ask.group]:
+                del self._groups[ask.group]
+
+    def load(self) -> Load:
+        """What it has to do now."""
+        done = 0
+        # An engine takes requests as they come: behind twice as many as it has slots, none has begun.
+        for request_id, ask in islice(self.decoding.items(), 2 * self.engine.slots):
+            if sampled := self.entrance.progress(self.engine, request_id):
+                done += ask.prompt + min(sampled, ask.most)
+        return Load(self.free, self._promised - done, set(self._groups))
 
     def still_s(self, now: float) -> float:
         """For how long an engine with work has made no token."""
-        mark = (self.engine.generated_tokens, sum(map(self.engine.progress, self.decoding)))
-        if mark != self._mark or not self.decoding:
+        mark = (self.engine.generated_tokens, self.entrance.sampled(self.engine))
+        if mark != self._mark or not self.entrance.inside:
             self._mark, self._moved_at = mark, now
         return now - self._moved_at
 
 
 class Fleet:
-    """All of a collector's engines. `broken` is set when one failed, `freed` when one can take more work."""
+    """All of a collector's engines. `freed` is set when one can take more work."""
 
     def __init__(self, makers: Sequence[Callable[[], MeteredEngine]]) -> None:
         self.hosts = [Host(make, make()) for make in makers]
-        self.broken = asyncio.Event()
         self.freed = asyncio.Event()
+        self.waiting: dict[
+            str, float
+        ] = {}  # requests for which no engine serves what they need, since when (monotonic)
+        self._activated = asyncio.Event()  # another one each time
 
     async def start(self) -> None:
         """Start all engines. Raises EngineError if one does not start: at first that is the recipe's fault."""
@@ -119,44 +157,77 @@ class Fleet:
         return sum(host.engine.generated_tokens for host in self.hosts)
 
     def startable(self, group_size: int) -> int:
-        """How many groups could start now."""
-        return sum(host.startable(group_size) for host in self.usable)
-
-    def route(self) -> Host | None:
-        """Where a whole group goes: its members share a prompt. None: no engine takes work."""
-        return max(self.usable, key=lambda host: host.engine.slots - len(host.decoding), default=None)
-
-    def sampler(self, hosts: Sequence[Host]) -> Sampler:
-        """For episodes of no ticket, on these hosts."""
-        return _AnyOf(self, hosts)
+        """Groups whose members would all get a slot now, wherever. Idle engines take a group larger than their slots;
+        none may start where running requests are waited for: it would be among them, or wait itself."""
+        hosts = [host for host in self.usable if host.entrance.closed_since is None]
+        idle = bool(hosts) and not any(host.decoding for host in hosts)
+        return max(sum(max(0, host.free) for host in hosts) // group_size, 1 if idle else 0)
 
     def release(self, host: Host, request_ids: Iterable[str]) -> None:
         """These requests need their slots no longer."""
-        host.decoding.difference_update(request_ids)
+        for request_id in request_ids:
+            host.leave(request_id)
         self.freed.set()
 
+    def activated(self) -> None:
+        """Engines serve other weights, or some again, and let requests in."""
+        self.freed.set()
+        before, self._activated = self._activated, asyncio.Event()
+        before.set()
+
+    async def until_activated(self) -> None:
+        """Until `activated` is called the next time."""
+        await self._activated.wait()
+
     def fail(self, host: Host, engine: Engine, why: str) -> None:
-        """Take an engine out of work; `restart_broken` starts another in its place. Nothing happens if that one is
-        there already: what the old one left behind ends late."""
+        """Take an engine out of work; `tend` starts another in its place. Nothing happens if that one is there already:
+        what the old one left behind ends late."""
         if host.engine is engine and not host.failed:
-            logger.error("engine %s failed: %s", host.engine.name, why)
+            logger.error("engine %s failed with %d requests: %s", host.engine.name, host.entrance.inside, why)
             host.failed, host.failed_since = why, time.monotonic()
-            self.broken.set()
+            host.broken.set()
+            host.entrance.give_up(why)
 
     def fail_still(self, limit_s: float) -> None:
         """Fail the engines that have work and made no token for `limit_s`: who waits for them would wait for ever."""
         now = time.monotonic()
         for host in self.usable:
             if (still := host.still_s(now)) > limit_s:
-                self.fail(host, host.engine, f"no token for {still:.0f} s with {len(host.decoding)} requests")
+                self.fail(host, host.engine, f"no token for {still:.0f} s with {host.entrance.inside} requests")
 
-    async def restart_broken(self) -> None:
-        """Start failed engines again, each after a growing pause. They serve nothing until weights are activated.
-        Raises CollectorError after MOST_RESTARTS of one engine in a row."""
-        self.broken.clear()
-        for host in self.hosts:
-            if host.failed:
-                await self._restart(host)
+    async def watch(self) -> None:
+        """Check the health of the engines that take work, for ever."""
+        while True:
+            await asyncio.sleep(CHECK_S)
+            await all_or_nothing(self._check(host) for host in self.usable)
+
+    async def tend(self, *, on_failed: Callable[[], Awaitable[object]], on_started: Callable[[], None]) -> None:
+        """Start engines that failed again, for ever: each by itself, after a growing pause. They serve nothing until
+        weights are activated. Raises CollectorError after MOST_RESTARTS of one engine in a row."""
+        await all_or_nothing(self._tend(host, on_failed, on_started) for host in self.hosts)
+
+    async def _tend(
+        self, host: Host, on_failed: Callable[[], Awaitable[object]], on_started: Callable[[], None]
+    ) -> None:
+        while True:
+            await host.broken.wait()
+            await on_failed()
+            await self._restart(host)
+            host.broken.clear()
+            on_started()
+
+    async def _check(self, host: Host) -> None:
+        if host.exchange.locked():  # it may decode nothing and answer nobody until its weights are exchanged
+            return
+        engine = host.engine
+        async with host.exchange:
+            try:
+                async with asyncio.timeout(CHECK_LIMIT_S):
+                    await engine.check()
+            except EngineError as error:
+                self.fail(host, engine, str(error))
+            except TimeoutError:
+                self.fail(host, engine, f"did not answer its health check within {CHECK_LIMIT_S:g} s")
 
     async def _restart(self, host: Host) -> None:
         while host.failed:
@@ -170,42 +241,12 @@ class Fleet:
                 await host.engine.close()
             except EngineError as error:
                 logger.warning("engine %s did not close cleanly: %s", host.engine.name, error)
-            host.engine, host.decoding = host.make(), set()
+            host.engine = host.make()
             try:
                 await host.engine.start()
                 host.failed = ""
             except EngineError as error:
                 host.failed = str(error)
-
-
-class _AnyOf(Sampler):
-    """The least loaded of some engines, request by request."""
-
-    def __init__(self, fleet: Fleet, hosts: Sequence[Host]) -> None:
-        self._fleet, self._hosts = fleet, hosts
-        self._at: dict[str, Engine] = {}
-
-    async def generate(self, request: Request) -> Completion:
-        """See Sampler. An EngineError takes the engine out of work."""
-        host = min(self._hosts, key=lambda host: len(host.decoding) / host.engine.slots)
-        engine = self._at[request.id] = host.engine
-        host.decoding.add(request.id)
-        try:
-            return await engine.generate(request)
-        except EngineError as error:
-            self._fleet.fail(host, engine, str(error))
-            raise
-        finally:
-            del self._at[request.id]
-            self._fleet.release(host, [request.id])
-
-    def partial(self, request_id: str) -> Completion | None:
-        engine = self._at.get(request_id)
-        return None if engine is None else engine.partial(request_id)
-
-    def listen(self, request_id: str, heard: Callable[[], None]) -> None:
-        if (engine := self._at.get(request_id)) is not None:
-            engine.listen(request_id, heard)
 
 
 def engine_makers(recipe: Recipe, name: str, model_path: Path | None) -> list[Callable[[], MeteredEngine]]:

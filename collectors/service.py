@@ -9,8 +9,8 @@ that the tasks below share. They run in one event loop and change that state onl
 | tickets       | a free slot on an engine that serves weights; | an ended member, an activation;                     |
 |               | an admissible ticket, at most ASK_S           | commit, a terminal put, a lost member; time         |
 | updates       | weights not tried yet (`updates.py`)          | control, from a beat's answer; engines; its pause   |
-| engines       | an engine that failed                         | a group, evaluation, updates; control (no token)    |
-| one per group | its members: a completion, then a score; put  | the engine or its restart; the time limit of a score|
+| engines       | one that failed, or is to be checked          | any task, by `Fleet.fail`; control (no token); time |
+| one per group | its members: completions, then a score; put   | an engine, or another one; their limits of time     |
 | evaluation    | the right to hold the weights; completions    | updates, after an activation; the engine            |
 | verification  | the hash of what the engines serve            | the engine; time                                    |
 
@@ -30,6 +30,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from functools import partial
+from operator import eq, le
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -39,6 +40,7 @@ from asyncrl.buffers.base import Beat, Buffer, BufferError, Member, Ticket, Unkn
 from asyncrl.buffers.blocked import IN_MESSAGE, blocked_table
 from asyncrl.buffers.concurrency import all_or_nothing, end_all, stopped
 from asyncrl.buffers.patience import patiently
+from asyncrl.collectors.again import play
 from asyncrl.collectors.engines.base import EngineError
 from asyncrl.collectors.episode import Episode, EpisodeLost, Player, episodes
 from asyncrl.collectors.evaluation.heldout import Evaluation, evaluate
@@ -50,7 +52,7 @@ from asyncrl.collectors.rollout import (
     run_of,
     sampling_of,
 )
-from asyncrl.collectors.running import Running, Seat, TicketEnded
+from asyncrl.collectors.running import Running, TicketEnded
 from asyncrl.collectors.scoring import (
     ABORTED,
     REFUSED,
@@ -58,9 +60,11 @@ from asyncrl.collectors.scoring import (
     mean_reward,
     unusable,
 )
+from asyncrl.collectors.seats import Seats
 from asyncrl.collectors.segments import trajectories
 from asyncrl.collectors.updates import Updates
 from asyncrl.collectors.waits import waits_of
+from asyncrl.config.derived import derive
 from asyncrl.config.recipe import Recipe
 from asyncrl.schema import Trajectory
 from asyncrl.staleness import Weights
@@ -118,6 +122,7 @@ class Session:
         self.sampling = sampling_of(recipe, prompts.stop_token_ids)
         self.run = run_of(recipe.run.name, recipe.run.seed)
         self.limit_s = recipe.run.no_progress_s
+        self.most_groups = derive(recipe).most_groups
         self.groups: dict[tuple[int, int], Running] = {}
         self.evaluation: asyncio.Task[None] | None = None
         self.verification: asyncio.Task[None] | None = None
@@ -152,7 +157,14 @@ class Session:
         logger.info("collector %s joined run %s, waits for weights", self.member.name, self.run)
         loops: set[asyncio.Future[Any]] = {
             asyncio.ensure_future(loop)
-            for loop in (self._control(), self._tickets(), self.updates.run(), self._engines(), stop.wait())
+            for loop in (
+                self._control(),
+                self._tickets(),
+                self.updates.run(),
+                self.fleet.tend(on_failed=self._beat, on_started=self.updates.engine_restarted),
+                self.fleet.watch(),
+                stop.wait(),
+            )
         }
         try:
             done, _ = await asyncio.wait({*loops, self.wrong}, return_when=asyncio.FIRST_COMPLETED)
@@ -167,7 +179,7 @@ class Session:
             asked = {task for task in (self.evaluation, self.verification) if task is not None}
             await end_all({*loops, *work, *asked, self.wrong})
             for group in groups:
-                self.fleet.release(group.host, group.ids)
+                group.seats.release()
             await self.updates.close()
             with suppress(BufferError, TimeoutError):
                 async with asyncio.timeout(LEAVE_S):
@@ -192,8 +204,8 @@ class Session:
         group_size, seq = self.recipe.collector.group_size, 1
         while True:
             self.fleet.freed.clear()
-            want = self.fleet.startable(group_size)
-            if want == 0:
+            want = min(self.fleet.startable(group_size), self.most_groups - len(self.groups))
+            if want <= 0:
                 await self.fleet.freed.wait()
                 continue
             ask = partial(self.buffer.tickets, self.member, seq=seq, want=want, wait_s=ASK_S)
@@ -202,19 +214,6 @@ class Session:
                 seq += 1
             for ticket in granted:
                 await self._start(ticket)
-
-    async def _engines(self) -> None:
-        """End what failed engines were doing, and start them again."""
-        while True:
-            await self.fleet.broken.wait()
-            for group in self.groups.values():
-                if group.host.failed and not group.host.decoding.isdisjoint(group.ids):
-                    group.end(TicketEnded("infrastructure", "engine_failed", group.host.failed))
-            if self.evaluation is not None and any(host.failed for host in self.fleet.hosts):
-                self.evaluation.cancel()  # its claim stands: a later beat brings it again
-            await self._beat()  # so that no ticket is granted for what is not served any more
-            await self.fleet.restart_broken()
-            self.updates.engine_restarted()
 
     # --- beats ------------------------------------------------------------------------------------------------------
 
@@ -281,10 +280,8 @@ class Session:
         """The family tree may have grown, or other weights are served: end dead work, tell the store what is new."""
         self.moved_at = time.monotonic()
         for group in self.groups.values():
-            serving = group.host.engine.serving
-            if serving is not None and not group.host.decoding.isdisjoint(group.ids):
-                group.touched.add(serving)
-            if dead := [weights for weights in group.touched if self.updates.is_dead(weights)]:
+            group.seats.touch()
+            if dead := [weights for weights in group.seats.touched if self.updates.is_dead(weights)]:
                 group.end(TicketEnded("cancelled", "dead_weights", str(tuple(dead[0]))))
         if self.fleet.oldest != self._told:
             await self._beat()
@@ -293,10 +290,6 @@ class Session:
 
     async def _start(self, ticket: Ticket) -> None:
         """Reserve the slots of a ticket's group, then let it run."""
-        host = self.fleet.route()
-        if host is None or host.engine.serving is None:
-            await self._fail(ticket, TicketEnded("cancelled", "no_engine"))
-            return
         try:
             prompt = self.prompts.train(ticket.ordinal)
         except PromptError as error:
@@ -310,8 +303,12 @@ class Session:
             attempt=ticket.attempt,
             group_size=self.recipe.collector.group_size,
         )
-        group = Running(ticket, host, host.engine, members, {host.engine.serving})
-        host.decoding.update(group.ids)
+        may = partial(le, ticket.issued_for)  # what the store was promised
+        seats = Seats(self.fleet, may=may, wait_s=self.recipe.collector.group_timeout_s)
+        if not seats.reserve(episode.request() for episode in members):
+            await self._fail(ticket, TicketEnded("cancelled", "no_engine"))
+            return
+        group = Running(ticket, members, seats)
         self.groups[group.key] = group
         group.task = self._watched(self._group(group))
 
@@ -330,7 +327,7 @@ class Session:
                 await self._fail(group.ticket, end, group)
         finally:
             del self.groups[group.key]
-            self.fleet.release(group.host, group.ids)
+            group.seats.release()
 
     async def _work(self, group: Running) -> None:
         """Raises TicketEnded for every way in which a ticket ends without a group."""
@@ -340,7 +337,6 @@ class Session:
             members = await all_or_nothing(self._member(group, episode) for episode in group.episodes)
             await self._put(group, [row for member in members for row in member])
         except EngineError as error:
-            self.fleet.fail(group.host, group.engine, str(error))
             raise TicketEnded("infrastructure", "engine_failed", str(error)) from error
         except EpisodeLost as error:
             raise TicketEnded("infrastructure", error.reason, str(error)) from error
@@ -351,7 +347,7 @@ class Session:
 
     async def _member(self, group: Running, episode: Episode) -> list[Trajectory]:
         """The rows of one episode. One the engine gave up on ends the ticket, unless its group may go without it."""
-        played = await self.player.play(episode, Seat(group, self.fleet))
+        played = await play(episode, self.player, group.seats)
         failure = played.score.failure
         if self.recipe.collector.min_members is None:
             if failure == REFUSED:
@@ -380,8 +376,8 @@ class Session:
                 prompt=group.episodes[0].prompt,
                 task=self.prompts.task,
                 collector=self.member.name,
-                engine=group.engine.name,
-                sampling={"temperature": sampling.temperature, "top_p": sampling.top_p, "top_k": sampling.top_k},
+                engine=", ".join(sorted(group.seats.engines)),
+                sampling={name: getattr(sampling, name) for name in ("temperature", "top_p", "top_k", "min_p")},
                 seconds=self._seconds(group),
             )
         except ValueError as error:
@@ -427,8 +423,9 @@ class Session:
     async def _evaluate(self, evaluation: Evaluation) -> None:
         """Claim an evaluation and run it on the engines that serve its weights, which stay as they are meanwhile."""
         async with self.updates.hold:
-            hosts = [host for host in self.fleet.usable if host.engine.serving == evaluation.weights]
-            if not hosts or not await self._store(lambda: self.buffer.claim_evaluation(self.member, evaluation.id)):
+            if not any(host.engine.serving == evaluation.weights for host in self.fleet.usable):
+                return
+            if not await self._store(lambda: self.buffer.claim_evaluation(self.member, evaluation.id)):
                 return
             logger.info("evaluation %s: %d held-out prompts", evaluation.id, evaluation.prompts)
             try:
@@ -436,7 +433,7 @@ class Session:
                     evaluation,
                     prompts=self.prompts,
                     player=self.player,
-                    sampler=self.fleet.sampler(hosts),
+                    sampler=Seats(self.fleet, may=partial(eq, evaluation.weights), wait_s=0.0),
                     sampling=self.sampling,
                     run=self.run,
                 )

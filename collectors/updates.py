@@ -206,7 +206,7 @@ class Updates:
             finally:
                 for host in engines:
                     host.entrance.open()
-                self._fleet.freed.set()
+                self._fleet.activated()
         if failed := [host.failed for host in engines if host.failed]:
             self.course.engine_failed("; ".join(failed), time.monotonic())
             return
@@ -270,22 +270,25 @@ class Updates:
 
     async def _activate(self, host: Host, weights: Weights) -> None:
         engine, limit_s = host.engine, self._config.deadline_s
-        self.course.enter("activate", time.monotonic())
         loop = asyncio.get_running_loop()
-        try:
-            async with asyncio.timeout(limit_s) as limit:
+        async with host.exchange:  # a health check may be under way, which has its own limit
+            if not _still({host: engine}):
+                return
+            self.course.enter("activate", time.monotonic())
+            try:
+                async with asyncio.timeout(limit_s) as limit:
 
-                def exchanged() -> None:
-                    """Verifying has the whole deadline again."""
-                    if self.course.phase == "activate" and not limit.expired():
-                        self.course.enter("verify", time.monotonic())
-                        limit.reschedule(loop.time() + limit_s)
+                    def exchanged() -> None:
+                        """Verifying has the whole deadline again."""
+                        if self.course.phase == "activate" and not limit.expired():
+                            self.course.enter("verify", time.monotonic())
+                            limit.reschedule(loop.time() + limit_s)
 
-                await engine.activate(self._kv, exchanged=exchanged)
-        except EngineError as error:
-            self._fleet.fail(host, engine, str(error))
-        except TimeoutError:
-            self._fleet.fail(host, engine, f"did not {self.course.phase} {tuple(weights)} within {limit_s:g} s")
+                    await engine.activate(self._kv, exchanged=exchanged)
+            except EngineError as error:
+                self._fleet.fail(host, engine, str(error))
+            except TimeoutError:
+                self._fleet.fail(host, engine, f"did not {self.course.phase} {tuple(weights)} within {limit_s:g} s")
 
     async def _hashed(self, host: Host) -> tuple[Weights, str]:
         """Raises WeightsError if the engine cannot say in time."""

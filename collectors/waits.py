@@ -55,13 +55,20 @@ def waits_of(recipe: Recipe, fleet: Fleet, updates: Updates, *, scoring: Collect
         if host.failed:
             what = f"engine {host.engine.name}, which failed: {host.failed}"
             add(what, host.failed_since, "this collector, which starts it again")
+        elif host.engine.serving is None and host.failed_since:
+            what = f"the newest weights for engine {host.engine.name}, which was started again"
+            add(what, host.failed_since, f"their transport, within {recipe.weights.deadline_s:g} s")
         elif host.entrance.closed_since is not None and host.entrance.inside:
             what = f"the end of {host.entrance.inside} requests of engine {host.engine.name}, to serve new weights"
             within = recipe.collector.group_timeout_s if recipe.weights.update == "drain" else recipe.weights.deadline_s
             add(what, host.entrance.closed_since, f"the engine, within {within:g} s")
         elif (still := host.still_s(here)) > STILL_S:
-            what = f"a token of engine {host.engine.name}, which has {len(host.decoding)} requests"
+            what = f"a token of engine {host.engine.name}, which has {host.entrance.inside} requests"
             add(what, here - still, f"the engine; it is started again after {recipe.collector.group_timeout_s:.0f} s")
+    if fleet.waiting and here - min(fleet.waiting.values()) > STILL_S:
+        what = f"an engine for {len(fleet.waiting)} requests"
+        within = recipe.collector.group_timeout_s
+        add(what, min(fleet.waiting.values()), f"an engine with weights they may use, within {within:.0f} s each")
     if scoring and here - min(scoring) > STILL_S:
         what = f"{len(scoring)} scores"
         add(what, min(scoring), f"the verifiers, within {recipe.collector.score_timeout_s:.0f} s of work each")

@@ -13,17 +13,23 @@ MOST_SLOTS = 256
 """Requests a collector decodes at once, over all its engines, unless the recipe says otherwise: beyond it a decode step
 only gets slower."""
 
+GROUPS_PER_SLOT = 4
+"""Groups in work for each whose members have slots. New ones start while slots are free, and a group whose members wait
+for a tool or a score has none: with so many the engines stay busy where three quarters of an episode are such waits. If
+they all want to go on at once, each waits for three others."""
+
 
 @dataclass(frozen=True, slots=True)
 class Derived:
     """trajectories_per_step: groups x members. groups_per_update: "5", or "5 or 6" of 16 by 3. engine_slots: requests
-    one engine decodes at once. max_bytes: `buffer.max_bytes` in bytes. group_bytes: reserved with each ticket; without
-    `model.max_length`, which then only the model knows, the least it can be. reserved_bytes: of a full window, (k + 1)
-    x B groups. fresh_per_step: see the function of that name."""
+    one engine decodes at once. most_groups: in work at once in a collector. max_bytes: `buffer.max_bytes` in bytes.
+    group_bytes: reserved with each ticket; without `model.max_length`, which then only the model knows, the least it
+    can be. reserved_bytes: of a full window, (k + 1) x B groups. fresh_per_step: see the function of that name."""
 
     trajectories_per_step: int
     groups_per_update: str
     engine_slots: int
+    most_groups: int
     max_bytes: int
     group_bytes: int
     reserved_bytes: int
@@ -50,6 +56,9 @@ def derive(recipe: Recipe) -> Derived:
         trajectories_per_step=recipe.learner.groups_per_step * collector.group_size,
         groups_per_update=f"{fewest} or {fewest + 1}" if more else str(fewest),
         engine_slots=slots,
+        most_groups=GROUPS_PER_SLOT * math.ceil(collector.engines * slots / collector.group_size)
+        if collector.max_concurrent_groups == "auto"
+        else collector.max_concurrent_groups,
         max_bytes=size_bytes(buffer.max_bytes),
         group_bytes=group_bytes,
         reserved_bytes=window * group_bytes,

@@ -111,7 +111,7 @@ PLANNED = frozenset(
     {
         *(f"telemetry.{name}" for name in ("prometheus", "print_completions")),
         "buffer.order",
-        *(f"collector.{name}" for name in ("devices", "max_turns")),
+        *(f"collector.{name}" for name in ("devices",)),
         "collector.sampling.seed",
         "collector.engine.tensor_parallel_size",
         *(f"learner.{name}" for name in ("devices", "optimizer", "lr_scheduler_type")),

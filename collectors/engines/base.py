@@ -25,9 +25,11 @@ FinishReason = Literal["stop", "length", "abort", "error"]
 KvMode = Literal["keep", "recompute"]
 
 
-def request_seed(run: str, ticket: int, attempt: int, member: int, turn: int) -> int:
-    """The seed of one request, a pure function of what it is: 63 bits of blake2b, the same on every machine."""
-    digest = blake2b(f"{run}/{ticket}/{attempt}/{member}/{turn}".encode(), digest_size=8).digest()
+def request_seed(run: str, ticket: int, attempt: int, member: int, turn: int, *, again: int = 0) -> int:
+    """The seed of one request, a pure function of what it is: 63 bits of blake2b, the same on every machine.
+    again: how often its episode was begun again."""
+    name = f"{run}/{ticket}/{attempt}/{member}/{turn}" + (f"+{again}" if again else "")
+    digest = blake2b(name.encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1
 
 
@@ -137,8 +139,9 @@ class Engine(Protocol):
         """Tokens sampled so far by a running request, 0 if unknown. Never blocks."""
 
     def partial(self, request_id: str) -> Completion | None:
-        """What a running request has sampled so far, finish_reason "abort"; also for one whose `generate` has just
-        raised because the engine died. None if the engine cannot say: it is sampled again then. Never blocks."""
+        """What a running request has sampled so far, finish_reason "abort" unless that is all; also for one whose
+        `generate` has just raised because the engine died. None if the engine cannot say: it is sampled again then.
+        Never blocks."""
         return None
 
     def listen(self, request_id: str, heard: Callable[[], None]) -> None:
@@ -154,6 +157,11 @@ class Engine(Protocol):
         `recompute`: their KV is rebuilt under the new weights first. Where they have a checksum, no token is sampled
         from them before the live tensors were compared with it. `exchanged` is called, in the loop, when that
         comparison begins. Returns what is now served."""
+
+    async def check(self) -> None:
+        """Return if it is well, raise EngineError if not. Quick, also while it decodes; not called while weights are
+        exchanged. An engine that does not answer in time is taken for lost."""
+        return
 
     async def verify(self) -> tuple[Weights, str]:
         """What is served now, and the combined checksum of the live tensors, computed anew. Decoding goes on if the

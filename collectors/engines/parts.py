@@ -49,3 +49,12 @@ def joined(parts: Sequence[Completion]) -> Completion:
         support=Support.joined([(part.support, len(part.token_ids)) for part in parts]),
         first_token=next((part.first_token for part in parts if part.first_token), 0.0),
     )
+
+
+def ended(request: Request, part: Completion) -> Completion | None:
+    """`part` of its answer as the whole of it, if nothing is left to sample: an engine was lost before it said so."""
+    if part.finish_reason in ("stop", "length"):
+        return part
+    if part.stopped_by or (len(part.token_ids) and int(part.token_ids[-1]) in request.sampling.stop_token_ids):
+        return replace(part, finish_reason="stop")
+    return replace(part, finish_reason="length") if len(part.token_ids) >= request.sampling.max_tokens else None

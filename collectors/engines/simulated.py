@@ -81,6 +81,7 @@ class SimulatedEngine(Engine):
         self._active: dict[str, _Generation] = {}
         self._running: dict[str, _Generation] = {}
         self._queue: deque[list[_Generation]] = deque()  # one entry per group
+        self._lost: dict[str, Completion] = {}  # what ran when it was closed had sampled so far
         self._staged: Served | None = None
         self._served: Served | None = None
         self._slot_free = -math.inf  # when the slot that was freed last was due to be free
@@ -106,7 +107,7 @@ class SimulatedEngine(Engine):
 
     async def start(self) -> None:
         """Nothing to load. An engine that was closed starts afresh, without weights."""
-        self._closed, self._served, self._staged = False, None, None
+        self._closed, self._served, self._staged, self._lost = False, None, None, {}
         # Taken once: two clocks read one after the other for each request would add the noise of the scheduler.
         self._to_unix = time.time() - asyncio.get_running_loop().time()
 
@@ -158,6 +159,11 @@ class SimulatedEngine(Engine):
         generation = self._running.get(request_id)
         return generation.sampled(asyncio.get_running_loop().time()) if generation else 0
 
+    def partial(self, request_id: str) -> Completion | None:
+        """See Engine. After the engine was closed until it is started again."""
+        generation = self._running.get(request_id)
+        return self._lost.get(request_id) if generation is None else self._sampled(generation)
+
     async def stage(self, staged: StagedWeights) -> None:
         self._staged = Served(staged.weights, staged.checksum)
 
@@ -170,6 +176,11 @@ class SimulatedEngine(Engine):
             generation.stretches.mark(generation.begun(now), self._served)
         return self._served.weights
 
+    async def check(self) -> None:
+        """See Engine."""
+        if self._closed:
+            raise EngineError(f"engine {self.name} is closed")
+
     async def verify(self) -> tuple[Weights, str]:
         """What was announced of it: there are no tensors."""
         if self._closed or self._served is None:
@@ -178,6 +189,7 @@ class SimulatedEngine(Engine):
 
     async def close(self) -> None:
         self._closed = True
+        self._lost |= {id: self._sampled(generation) for id, generation in self._running.items()}
         for generation in list(self._active.values()):
             if generation.timer is not None:
                 generation.timer.cancel()
@@ -220,17 +232,23 @@ class SimulatedEngine(Engine):
             del self._running[request_id]
             self._slot_free = max(self._slot_free, at)
         self.generated_tokens += tokens
-        if generation.answer.done():
-            return
+        if not generation.answer.done():
+            generation.answer.set_result(self._completion(generation, tokens, reason, at))
+
+    def _sampled(self, generation: _Generation) -> Completion:
+        """By a request that runs, until now."""
+        now = asyncio.get_running_loop().time()
+        tokens = generation.sampled(now)
+        return self._completion(generation, tokens, "stop" if tokens == generation.tokens else "abort", now)
+
+    def _completion(self, generation: _Generation, tokens: int, reason: FinishReason, at: float) -> Completion:
         spans = generation.stretches.spans(tokens)
-        generation.answer.set_result(
-            Completion(
-                token_ids=np.zeros(tokens, dtype=np.int32),
-                logprobs=np.full(tokens, -1.0, dtype=np.float32),
-                versions=token_versions(spans),
-                spans=spans,
-                finish_reason=reason,
-                first_token=generation.start + generation.token_s + self._to_unix if tokens else 0.0,
-                done=at + self._to_unix,
-            )
+        return Completion(
+            token_ids=np.zeros(tokens, dtype=np.int32),
+            logprobs=np.full(tokens, -1.0, dtype=np.float32),
+            versions=token_versions(spans),
+            spans=spans,
+            finish_reason=reason,
+            first_token=generation.start + generation.token_s + self._to_unix if tokens else 0.0,
+            done=at + self._to_unix,
         )

@@ -227,6 +227,11 @@ class TransformersEngine(Engine):
         self._thread.put(_Activate(kv, exchanged or (lambda: None), answer))
         return (await answer).weights
 
+    async def check(self) -> None:
+        """See Engine. Whether the decode thread lives: one forward may take as long as it takes."""
+        if self._ended is not None:
+            raise self._error()
+
     async def verify(self) -> tuple[Weights, str]:
         """See Engine. In a thread beside the one that decodes."""
         if self._ended is not None:

@@ -17,8 +17,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from asyncrl.buffers.concurrency import all_or_nothing
+from asyncrl.collectors.again import play
 from asyncrl.collectors.engines.base import Sampling
-from asyncrl.collectors.episode import Episode, Player, Sampler
+from asyncrl.collectors.episode import Episode, EpisodeLost, Player, Sampler
 from asyncrl.collectors.fleet import CollectorError
 from asyncrl.collectors.rollout import Prompt, PromptError, Prompts
 from asyncrl.staleness import Weights
@@ -70,10 +71,14 @@ async def evaluate(
             member=sample,
             sampling=sampling,
         )
-        played = await player.play(episode, sampler)
         nonlocal played_so_far
-        played_so_far += 1
-        on_played(played_so_far)
+        try:
+            played = await play(episode, player, sampler)
+        except EpisodeLost as lost:
+            return _entry(prompt.row.id, prompt=prompt, failure=lost.reason)
+        finally:
+            played_so_far += 1
+            on_played(played_so_far)
         spans = [span for turn in played.turns for span in turn.completion.spans]
         if strangers := {span.weights for span in spans} - {evaluation.weights}:
             raise CollectorError(f"evaluation {evaluation.id}: an answer has tokens of {sorted(map(tuple, strangers))}")

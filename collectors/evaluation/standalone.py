@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from functools import partial
+from operator import eq
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from asyncrl.collectors.evaluation.heldout import Evaluation, evaluate
 from asyncrl.collectors.fleet import CollectorError, Fleet, engine_makers
 from asyncrl.collectors.playing import task_parts
 from asyncrl.collectors.rollout import run_of, sampling_of
+from asyncrl.collectors.seats import Seats
 from asyncrl.config.recipe import Recipe
 from asyncrl.staleness import Weights
 from asyncrl.weights.base import StagedWeights
@@ -60,7 +62,7 @@ async def evaluate_folder(
                 Evaluation("eval", FIXED, prompts, samples),
                 prompts=task,
                 player=player,
-                sampler=fleet.sampler(fleet.hosts),
+                sampler=Seats(fleet, may=partial(eq, FIXED), wait_s=0.0),
                 on_played=lambda played: on_answer(played, prompts * samples),
                 sampling=adjust(sampling_of(recipe, task.stop_token_ids)),
                 run=run_of(recipe.run.name, seed),

@@ -14,7 +14,7 @@ import pytest
 from asyncrl.buffers.base import Lease, Member
 from asyncrl.buffers.limits import Limits
 from asyncrl.buffers.memory import MemoryBuffer
-from asyncrl.collectors import fleet
+from asyncrl.collectors import fleet, seats
 from asyncrl.collectors.engines import simulated
 from asyncrl.collectors.service import collect
 from asyncrl.config.convert import convert
@@ -134,7 +134,7 @@ def kit() -> type[Kit]:
 
 @pytest.fixture
 def engines(monkeypatch):
-    """Every simulated engine that is built, and fast restarts."""
+    """Every simulated engine that is built; fast restarts and retries."""
     made = []
 
     class Kept(simulated.SimulatedEngine):
@@ -144,4 +144,5 @@ def engines(monkeypatch):
 
     monkeypatch.setattr(simulated, "SimulatedEngine", Kept)
     monkeypatch.setattr(fleet, "FIRST_BACKOFF_S", 0.01)
+    monkeypatch.setattr(seats, "PAUSES_S", (0.0, 0.01, 0.02))
     return made

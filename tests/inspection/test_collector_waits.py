@@ -11,6 +11,7 @@ from asyncrl.buffers.limits import Limits
 from asyncrl.buffers.memory import MemoryBuffer
 from asyncrl.collectors.engines.base import Request, Sampling
 from asyncrl.collectors.engines.simulated import SimulatedEngine
+from asyncrl.collectors.entrance import EngineLost
 from asyncrl.collectors.fleet import Fleet
 from asyncrl.collectors.updates import Updates
 from asyncrl.collectors.waits import STILL_S, waits_of
@@ -133,7 +134,8 @@ async def test_weights_that_wait_for_an_evaluation_or_for_running_requests_say_s
 async def test_an_engine_that_failed_or_makes_no_token_is_named(collector):
     await collector.serve()
     (host,) = collector.fleet.hosts
-    host.decoding.add("request")
+    running = asyncio.ensure_future(host.entrance.generate(host.engine, REQUEST))
+    await asyncio.sleep(0)
     assert collector.waits() == [], "a short pause is ordinary"
     host._moved_at -= STILL_S + 15
     assert collector.waits() == [
@@ -143,6 +145,8 @@ async def test_an_engine_that_failed_or_makes_no_token_is_named(collector):
     assert collector.waits() == [
         ("engine c0/0, which failed: out of memory", 0, "this collector, which starts it again")
     ]
+    await asyncio.wait({running})
+    assert isinstance(running.exception(), EngineLost)
 
 
 @pytest.mark.asyncio
