@@ -8,6 +8,8 @@ import torch
 from transformers import (
     Cache,
     DynamicCache,
+    Gemma2Config,
+    Gemma2ForCausalLM,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
     GPT2Config,
@@ -49,6 +51,13 @@ def _gpt2() -> PreTrainedModel:
     )
 
 
+def _gemma2() -> PreTrainedModel:
+    # Caps the scores of attention and the logits, which only the eager attention does.
+    config = Gemma2Config(**_SHAPE, head_dim=8, sliding_window=6, layer_types=["sliding_attention", "full_attention"])
+    config._attn_implementation = "eager"
+    return Gemma2ForCausalLM(config)
+
+
 def _gemma3() -> PreTrainedModel:
     # The window is shorter than the sequences of the tests, so that sliding layers really slide.
     layers = ["sliding_attention", "full_attention"]
@@ -59,6 +68,7 @@ ARCHITECTURES: dict[str, Callable[[], PreTrainedModel]] = {
     "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**_SHAPE, head_dim=8, tie_word_embeddings=True)),
     "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**_SHAPE)),
     "llama": lambda: LlamaForCausalLM(LlamaConfig(**_SHAPE, tie_word_embeddings=False)),
+    "gemma2": _gemma2,
     "gemma3": _gemma3,
     "gpt2": _gpt2,
 }
