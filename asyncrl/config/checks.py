@@ -11,7 +11,7 @@ from asyncrl.config.derived import derive
 from asyncrl.config.engine_checks import check_engine
 from asyncrl.config.errors import RecipeError, quoted
 from asyncrl.config.objective_checks import check_objective
-from asyncrl.config.packages import ReasoningGymTask, check_reasoning_gym
+from asyncrl.config.packages import ReasoningGymTask, VerifiersTask, check_reasoning_gym, check_verifiers
 from asyncrl.config.recipe import (
     BUILTIN_MODELS,
     CustomTask,
@@ -115,6 +115,8 @@ def _check_task(recipe: Recipe) -> None:
         raise RecipeError(f"task.type is {quoted(task.type)}; write module:Class, such as my_task:MyTask")
     if isinstance(task, ReasoningGymTask):
         check_reasoning_gym(task)
+    if isinstance(task, VerifiersTask):
+        check_verifiers(task)
     if isinstance(task, ReverseTask):
         shortest, longest = task.digits
         if shortest > longest:

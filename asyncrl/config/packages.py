@@ -46,3 +46,24 @@ def check_reasoning_gym(task: ReasoningGymTask) -> None:
                 f"task.datasets[{n}].config has {given}, of which training and held-out questions are made. Leave it "
                 "out, and write task.rows and task.heldout_rows"
             )
+
+
+class VerifiersTask(ScoringTask, frozen=True, kw_only=True):
+    """An environment of the package verifiers, of the extra `verifiers` (`docs/packages.md`)."""
+
+    type: Literal["verifiers"] = "verifiers"
+    environment: str  # id of an installed taskset, or of a module in the working folder
+    args: dict[str, Any] = field(default_factory=dict)  # its own configuration, as under `env.taskset` of `vf-eval`
+    heldout_args: dict[str, Any] | None = None  # over `args`, for held-out rows; null: one prompt in ten, by a hash
+    rows: Positive | None = None  # the first so many of its tasks; null: all, which an infinite one does not have
+
+
+def check_verifiers(task: VerifiersTask) -> None:
+    """Raise RecipeError for keys that cannot be meant. The package is not asked: it need not be here."""
+    if not task.environment:
+        raise RecipeError("task.environment is empty; write the id of a taskset, such as reverse_text")
+    for key, args in (("args", task.args), ("heldout_args", task.heldout_args or {})):
+        if "id" in args:
+            raise RecipeError(f"task.{key}.id is {quoted(args['id'])}; write it as task.environment")
+    if task.heldout_args is not None and "task" in task.heldout_args:
+        raise RecipeError("task.heldout_args.task: both splits are scored in the same way. Write it under task.args")

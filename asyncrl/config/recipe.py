@@ -12,7 +12,7 @@ from msgspec import Meta, field
 from msgspec.structs import force_setattr
 
 from asyncrl.config.objective import Objective, completed
-from asyncrl.config.packages import ReasoningGymTask
+from asyncrl.config.packages import ReasoningGymTask, VerifiersTask
 from asyncrl.config.rewards import Exact, RewardedTask, RewardPart, ScoringTask
 from asyncrl.config.section import NonNegative, Positive, Seconds, Section, Several
 
@@ -91,7 +91,7 @@ class CustomTask(ScoringTask, frozen=True, kw_only=True):
     args: dict[str, Any] = field(default_factory=dict)  # keyword arguments of the class
 
 
-Task = ReverseTask | UppercaseTask | SingleTurnTask | ReasoningGymTask | CustomTask
+Task = ReverseTask | UppercaseTask | SingleTurnTask | ReasoningGymTask | VerifiersTask | CustomTask
 
 
 class Buffer(Section, frozen=True, kw_only=True):

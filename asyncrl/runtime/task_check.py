@@ -15,12 +15,12 @@ from contextlib import suppress
 
 import msgspec
 
-from asyncrl.config.packages import ReasoningGymTask
+from asyncrl.config.packages import ReasoningGymTask, VerifiersTask
 from asyncrl.config.recipe import CustomTask, Task, to_builtins
 from asyncrl.runtime import tether
 from asyncrl.tasks.base import TaskError
 
-OTHERS_CODE = (CustomTask, ReasoningGymTask)
+OTHERS_CODE = (CustomTask, ReasoningGymTask, VerifiersTask)
 """Tasks that are checked here: the user's own, and those of packages."""
 
 LIMIT_S = 120.0

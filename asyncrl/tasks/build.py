@@ -10,7 +10,7 @@ from typing import Any, cast, get_args
 import msgspec
 
 from asyncrl.config import recipe
-from asyncrl.config.packages import ReasoningGymTask
+from asyncrl.config.packages import ReasoningGymTask, VerifiersTask
 from asyncrl.rewards.parts import check_weights
 from asyncrl.tasks.base import Answer, Message, Row, Split, Task, TaskError
 from asyncrl.tasks.chat import conversation
@@ -20,8 +20,9 @@ from asyncrl.tasks.reverse import Reverse
 from asyncrl.tasks.single_turn import SingleTurn
 from asyncrl.tasks.tools import Tool, schemas, tools_by_name
 from asyncrl.tasks.uppercase import Uppercase
+from asyncrl.tasks.verifiers import Verifiers
 
-BUILT_IN = ("reverse", "uppercase", "single-turn", "reasoning-gym")
+BUILT_IN = ("reverse", "uppercase", "single-turn", "reasoning-gym", "verifiers")
 
 _OPTIONAL = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
@@ -53,6 +54,8 @@ def construct(config: recipe.Task, *, seed: int) -> Task:
         return SingleTurn(config)
     if isinstance(config, ReasoningGymTask):
         return ReasoningGym(config)
+    if isinstance(config, VerifiersTask):
+        return Verifiers(config)
     return CustomTask(config, seed=seed)
 
 
