@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from asyncrl.rewards.shaping import OUTCOME
-from asyncrl.schema import Packed
+from asyncrl.schema import Packed, Support
 from asyncrl.staleness import Lineages, Weights, age
 
 
@@ -41,6 +41,7 @@ class Batch:
     groups: NDArray[np.int64]  # [rows], ascending, from 0
     answers: NDArray[np.int64]  # [rows], ascending, from 0
     truncated: NDArray[np.bool_]  # [rows]: of an answer that was cut at max_tokens
+    support: Support | None  # of N draws: what each token was drawn between; None: all of the vocabulary
     nonfinite: int  # sampled tokens of scored rows left out for their behaviour logprob
     masked: dict[int, int]  # age in versions -> sampled tokens of scored rows left out for it
 
@@ -53,6 +54,10 @@ class Batch:
     def cu_seqlens(self) -> Tensor:
         """int64 [rows + 1]: where each sequence begins, and the end."""
         return torch.from_numpy(np.concatenate([[0], np.cumsum(self.lengths)]).astype(np.int64))
+
+    def support_of(self, micro: Microbatch) -> Support | None:
+        """Of the tokens of a micro-batch."""
+        return None if self.support is None else self.support.take(micro.positions.numpy())
 
     def of_tokens(self, values: NDArray[Any]) -> NDArray[Any]:
         """[rows] -> [N]: each token has what its row has."""
@@ -83,6 +88,7 @@ class Batch:
             groups=np.empty(0, np.int64),
             answers=np.empty(0, np.int64),
             truncated=np.empty(0, np.bool_),
+            support=None,
             nonfinite=0,
             masked={},
         )
@@ -130,6 +136,7 @@ def make_batch(packed: Packed, *, version: int, max_age: int, mask_older: bool =
         groups=packed.groups,
         answers=packed.answers,
         truncated=cut_answers(packed)[packed.answers],
+        support=packed.support,
         nonfinite=int((wanted & ~finite).sum()),
         masked=tokens_by_age(packed.versions[masked & scored], version=version),
     )

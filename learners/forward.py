@@ -27,6 +27,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, PreTrainedModel
 
 from asyncrl.learners.head import call_with_head, head_for
 from asyncrl.learners.predictions import Predicted, predicted_plainly
+from asyncrl.schema import Support
 
 PACKED = "asyncrl_packed"
 
@@ -254,10 +255,11 @@ def token_logprobs(
     *,
     temperature: float = 1.0,
     share_prefixes: bool = False,
+    support: Support | None = None,
 ) -> Tensor:
     """The log-probs of `token_predictions` alone, float32 [N]."""
     return token_predictions(
-        model, token_ids, cu_seqlens, temperature=temperature, share_prefixes=share_prefixes
+        model, token_ids, cu_seqlens, temperature=temperature, share_prefixes=share_prefixes, support=support
     ).logprobs
 
 
@@ -269,6 +271,7 @@ def token_predictions(
     temperature: float = 1.0,
     share_prefixes: bool = False,
     spread: bool = False,
+    support: Support | None = None,
 ) -> Predicted:
     """Log-prob (nats) of each token given its predecessors in its own sequence; differentiable.
 
@@ -276,8 +279,9 @@ def token_predictions(
     Returns float32 [N]: log softmax(logits / temperature) at the token; with `spread` also entropy and collision of
     that distribution (see `Predicted`). The first token of each sequence, which nothing predicts, counts as certain:
     log-prob and entropy 0, collision 1. share_prefixes: compute once what neighbours begin with, for packs of whole
-    groups; the same numbers but for rounding, if the model packs at all. Raises ValueError if cu_seqlens does not
-    describe token_ids.
+    groups; the same numbers but for rounding, if the model packs at all. support: of N draws, what each token was drawn
+    between, which is then what the distribution is over; None: all of the vocabulary. Raises ValueError if cu_seqlens
+    does not describe token_ids.
     """
     cu = cu_seqlens.tolist()
     lengths = [end - start for start, end in itertools.pairwise(cu)]
@@ -305,14 +309,23 @@ def token_predictions(
                     token_ids[1:],
                     temperature,
                     spread,
+                    None if support is None else support.take(np.arange(1, len(token_ids))),
                     position_ids=positions.to(device)[None],
                 )
             ]
     else:
         rows = torch.arange(max(lengths) - 1, device=device)
         found = [
-            _predicted(model, ids, rows[: len(ids) - 1], ids[1:], temperature, spread)
-            for ids in torch.split(token_ids, lengths)
+            _predicted(
+                model,
+                token_ids[start:end],
+                rows[: end - start - 1],
+                token_ids[start + 1 : end],
+                temperature,
+                spread,
+                None if support is None else support.take(np.arange(start + 1, end)),
+            )
+            for start, end in itertools.pairwise(cu)
         ]
     first = torch.zeros_like(token_ids, dtype=torch.bool)
     first[torch.tensor(cu[:-1], device=device)] = True
@@ -335,11 +348,13 @@ def _predicted(
     targets: Tensor,
     temperature: float,
     spread: bool,
+    support: Support | None,
     **inputs: Tensor,
 ) -> Predicted:
-    """Of each of `targets` [P] after what is computed at input_ids[rows[p]]; input_ids [M]."""
+    """Of each of `targets` [P] after what is computed at input_ids[rows[p]]; input_ids [M]. support: of P draws."""
     dtype = _compute_dtype(model)
-    head = head_for(model, dtype, tokens=len(input_ids))
+    # Tokens after the same prefix have a row of logits each, where they were drawn between others.
+    head = head_for(model, dtype, tokens=len(input_ids) if support is None else max(len(input_ids), len(targets)))
     with torch.autocast(input_ids.device.type, dtype=dtype, enabled=dtype != torch.float32):
         if head is not None:
             return call_with_head(
@@ -349,12 +364,13 @@ def _predicted(
                 targets,
                 temperature,
                 spread=spread,
+                support=support,
                 input_ids=input_ids[None],
                 use_cache=False,
                 **inputs,
             )
         logits: Tensor = model(input_ids=input_ids[None], use_cache=False, **inputs).logits[0]
-    return predicted_plainly(logits, rows, targets, temperature=temperature, spread=spread)
+    return predicted_plainly(logits, rows, targets, temperature=temperature, spread=spread, support=support)
 
 
 def _compute_dtype(model: PreTrainedModel) -> torch.dtype:

@@ -40,5 +40,6 @@ def frozen_logprobs(
             micro.cu_seqlens,
             temperature=temperature,
             share_prefixes=True,  # the members of a group follow each other
+            support=batch.support_of(micro),
         ).cpu()
     return torch.where(tokens & torch.isfinite(found), found, torch.nan)

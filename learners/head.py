@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 
 from asyncrl.learners import predictions
 from asyncrl.learners.predictions import Predicted, predicted
+from asyncrl.schema import Support
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +98,7 @@ def call_with_head(
     temperature: float,
     *,
     spread: bool = False,
+    support: Support | None = None,
     **inputs: Any,
 ) -> Predicted:
     """`model(**inputs)` for one sequence or pack, with `predicted` in the place of its logits.
@@ -117,6 +119,7 @@ def call_with_head(
             temperature=temperature,
             softcap=head.softcap,
             spread=spread,
+            support=support,
         )
 
     before = model.__dict__.get("forward")

@@ -11,6 +11,9 @@ normaliser is accumulated over blocks (online softmax: Milakov & Gimelshein 2018
 pass computes blocks again (as Wijmans et al. 2024, arXiv 2411.09009, but no small gradient is left out), except for
 those that there is room to keep.
 
+Where a token was drawn between some of the vocabulary only (a `Support`), the sums are over those: the logits of the
+others are -inf (`restriction.py`), here as where the token was sampled, and all else follows.
+
 Products and sums are in float32 whatever the hidden states are in: in bfloat16 a logit of 20 is off by up to 0.06, and
 so is the log-prob (MiniMax-M1, arXiv 2506.13585: engine and learner agreed only with the head in float32).
 """
@@ -24,6 +27,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+
+from asyncrl.learners.restriction import Restriction
+from asyncrl.schema import Support
 
 LOGITS = 430_000_000
 """Logits that may exist at once: 1.6 GiB in float32. A pass that has no more of them in all takes the plain way, which
@@ -51,12 +57,22 @@ class Predicted(NamedTuple):
 
 
 def predicted_plainly(
-    logits: Tensor, rows: Tensor, targets: Tensor, *, temperature: float = 1.0, spread: bool = False
+    logits: Tensor,
+    rows: Tensor,
+    targets: Tensor,
+    *,
+    temperature: float = 1.0,
+    spread: bool = False,
+    support: Support | None = None,
 ) -> Predicted:
     """What `predicted` gives, from all logits at once: [M, vocabulary], any floating type."""
     logits = _wide(logits)
     if temperature != 1.0:
         logits = logits / temperature
+    if support is not None:
+        restriction = Restriction.of(rows, support, vocabulary=logits.shape[1])
+        logits, rows = logits.index_select(0, restriction.hidden), restriction.rows
+        logits = logits + restriction.apply_(torch.zeros_like(logits))
     # This is log_softmax without a second tensor as large.
     normaliser = torch.logsumexp(logits, dim=1)
     logprobs = logits[rows, targets] - normaliser[rows]
@@ -99,19 +115,25 @@ def predicted(
     temperature: float = 1.0,
     softcap: float | None = None,
     spread: bool = False,
+    support: Support | None = None,
 ) -> Predicted:
     """Of the token targets[p] after hidden[rows[p]], for each p: its log-prob, and with `spread` entropy and collision
     of what it was chosen from; differentiable once.
 
     hidden [M, width], weight [vocabulary, width], bias [vocabulary] or None, each float32, float64 or half precision;
-    rows and targets int64 [P]: a row may be asked for several tokens, or none. Returns float32 [P] each, float64 if
-    hidden is. Gradients flow to hidden, weight and bias.
+    rows and targets int64 [P]: a row may be asked for several tokens, or none. support: of P draws, what each token was
+    drawn between; None: all of the vocabulary. Returns float32 [P] each, float64 if hidden is. Gradients flow to
+    hidden, weight and bias. Raises ValueError for a support with ids beyond the vocabulary.
     """
+    restriction = None
+    if support is not None:
+        restriction = Restriction.of(rows, support, vocabulary=len(weight))
+        hidden, rows = hidden.index_select(0, restriction.hidden), restriction.rows
     # What is kept of a logit is its exponential, which a softcap's slope cannot be had from.
     room = LOGITS if torch.is_grad_enabled() and softcap is None else 0
     with torch.autocast(hidden.device.type, enabled=False):
         logprobs, entropy, collision = _Chosen.apply(  # type: ignore[no-untyped-call]  # torch leaves it unannotated
-            hidden, weight, bias, rows, targets, temperature, softcap, room, spread
+            hidden, weight, bias, rows, targets, temperature, softcap, room, spread, restriction
         )
         if not spread:
             return Predicted(logprobs, None, None)
@@ -133,6 +155,7 @@ class _Chosen(torch.autograd.Function):
         softcap: float | None,
         room: int,
         spread: bool,
+        restriction: Restriction | None,
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """room: logits to keep."""
         blocks = _Blocks(hidden, weight, bias, temperature, softcap)
@@ -145,6 +168,8 @@ class _Chosen(torch.autograd.Function):
         for start, end, chosen in blocks.with_chosen(targets):
             keep = len(h) * (end - start) <= room
             z = blocks.logits(start, end, new=keep)
+            if restriction is not None:
+                restriction.apply_(z, start)
             picked[chosen] = z[rows[chosen], targets[chosen] - start]
             higher = torch.maximum(top, z.amax(dim=1))
             weights = sums.add(z.sub_(higher[:, None]), blocks.spare, risen=top.sub_(higher))
@@ -156,7 +181,7 @@ class _Chosen(torch.autograd.Function):
         normaliser = top + sums.total.log()
         entropy, collision = sums.spread() if spread else (None, None)
         ctx.save_for_backward(hidden, weight, bias, rows, targets, normaliser, entropy)
-        ctx.temperature, ctx.softcap, ctx.kept = temperature, softcap, kept[::-1]
+        ctx.temperature, ctx.softcap, ctx.restriction, ctx.kept = temperature, softcap, restriction, kept[::-1]
         ctx.set_materialize_grads(False)
         if collision is not None:
             ctx.mark_non_differentiable(collision)
@@ -191,6 +216,8 @@ class _Chosen(torch.autograd.Function):
                 p = blocks.logits(start, end)
                 if ctx.softcap is not None:
                     slope = 1.0 - (p * (ctx.temperature / ctx.softcap)).square_()
+                if ctx.restriction is not None:
+                    ctx.restriction.apply_(p, start)
                 p.sub_(normaliser[:, None]).exp_()
             if of_entropy is None:
                 d = p.mul_(-of_row[:, None])
@@ -212,7 +239,7 @@ class _Chosen(torch.autograd.Function):
             None if hidden_grad is None else hidden_grad.to(hidden.dtype),
             None if weight_grad is None else weight_grad.to(weight.dtype),
             None if bias_grad is None else bias_grad.to(bias.dtype),
-            *(None,) * 6,  # rows, targets, temperature, softcap, room, spread
+            *(None,) * 7,  # rows, targets, temperature, softcap, room, spread, restriction
         )
 
 

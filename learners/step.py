@@ -154,6 +154,7 @@ def accumulate(
                     temperature=temperature,
                     share_prefixes=True,  # the members of a group follow each other
                     spread=True,
+                    support=batch.support_of(micro),
                 )
                 assert predicted.entropy is not None
                 found = whole.of_all(predicted.logprobs, others)

@@ -43,6 +43,7 @@ def a_step(seed: int, rows: int, farthest: float = 1.0) -> tuple[Batch, np.ndarr
         groups=np.arange(rows),
         answers=np.arange(rows),
         truncated=np.zeros(rows, np.bool_),
+        support=None,
         nonfinite=0,
         masked={},
     )

@@ -26,7 +26,8 @@ from asyncrl.learners.advantages import scaled
 from asyncrl.learners.batch import Batch, Microbatch, Whole, microbatches
 from asyncrl.learners.model import load_model
 from asyncrl.learners.step import accumulate
-from asyncrl.schema import Group, Trajectory, VersionSpan, to_batch
+from asyncrl.schema import Group, Support, Trajectory, VersionSpan, to_batch
+from asyncrl.schema.packed import support_of
 from asyncrl.staleness import Weights
 
 PRESETS = get_args(Preset)
@@ -110,6 +111,8 @@ def padded(model: Any, oracle: ModuleType, objective: Objective, groups: list[An
     for row, (n, end) in enumerate(zip(batch.lengths, ends, strict=True)):
         ids[row, :n], there[row, :n] = batch.token_ids[end - n : end], 1
     logits = oracle_model(model)(input_ids=ids, attention_mask=there).logits
+    if batch.support is not None:
+        logits = logits + barred(batch, logits.shape)
     logprobs = torch.log_softmax(logits[:, :-1], -1).gather(-1, ids[:, 1:, None])[..., 0]
     flat = torch.cat(
         [torch.cat([logprobs.new_zeros(1), logprobs[row, : n - 1]]) for row, n in enumerate(batch.lengths)]
@@ -133,6 +136,22 @@ def padded(model: Any, oracle: ModuleType, objective: Objective, groups: list[An
     model.zero_grad()
     flat.backward(slopes)
     return gradient_of(model)
+
+
+def barred(batch: Batch, shape: torch.Size) -> Tensor:
+    """[rows, tokens, vocabulary]: -inf at what the next token could not have been, else 0."""
+    assert batch.support is not None
+    found = torch.zeros(shape)
+    ends, starts = np.cumsum(batch.support.counts), np.cumsum(batch.lengths) - batch.lengths
+    for token in np.flatnonzero(batch.support.counts):
+        row = int(np.searchsorted(starts, token, side="right")) - 1
+        ids = batch.support.ids[ends[token] - batch.support.counts[token] : ends[token]]
+        of = found[row, token - starts[row] - 1]
+        if ids[0] >= 0:
+            of[~torch.isin(torch.arange(len(of)), torch.from_numpy(ids))] = -torch.inf
+        else:
+            of[torch.from_numpy(~ids)] = -torch.inf
+    return found
 
 
 def oracle_model(model: Any) -> Any:
@@ -215,11 +234,36 @@ def segments(model: Any, oracle: ModuleType, objective: Objective, groups: list[
 
 def in_segments(group: Any) -> Any:
     """Each answer of two tokens and more cut in the middle."""
+
+    def middle(row: dict[str, Any]) -> int:
+        return int(row["prompt_length"] + (len(row["token_ids"]) - row["prompt_length"]) // 2)
+
+    return rewritten(group, cut=middle, restricted=False)
+
+
+def restricted(group: Any) -> Any:
+    """The same answers, each token but a few drawn between some of the vocabulary."""
+    return rewritten(group, cut=lambda row: row["prompt_length"], restricted=True)
+
+
+def rewritten(group: Any, *, cut: Callable[[dict[str, Any]], int], restricted: bool) -> Any:
+    """Each answer in two rows from where it is cut, if that is inside of it."""
+    generator = np.random.default_rng(group.column("ticket")[0].as_py())
+
+    def mask_of(token: int) -> list[int]:
+        others = set(generator.integers(0, 24, 6).tolist()) - {token}
+        return [[], sorted(others | {token}), sorted(~id for id in others)][generator.integers(0, 3)]
+
     rows = []
     for row in group.to_pylist():
         length, prompt = len(row["token_ids"]), row["prompt_length"]
-        middle = prompt + (length - prompt) // 2
+        middle = cut(row)
         cuts = [(prompt, middle), (middle, length)] if middle > prompt else [(prompt, length)]
+        had = support_of(group)
+        masks = [mask_of(id) if restricted and at >= prompt else [] for at, id in enumerate(row["token_ids"])]
+        if had is not None:
+            ends = np.cumsum(row["support_counts"])
+            masks = [row["support_ids"][end - n : end] for n, end in zip(row["support_counts"], ends, strict=True)]
         for segment, (start, end) in enumerate(cuts):
             sampled = np.arange(end) >= start
             span = row["spans"][0]
@@ -236,6 +280,7 @@ def in_segments(group: Any) -> Any:
                     reward=row["reward"],
                     reward_parts=dict(row["reward_parts"]),
                     finish_reason=row["finish_reason"],
+                    support=Support.of([mask if at >= start else [] for at, mask in enumerate(masks[:end])]),
                 )
             )
     first = group.slice(0, 1).to_pylist()[0]
@@ -254,6 +299,15 @@ def test_the_gradient_of_a_step_does_not_depend_on(
     objective = Objective(preset=preset)
     assert gradient(model, objective, groups).abs().max() > 1e-3
     way(model, oracle, objective, groups, monkeypatch)
+
+
+@pytest.mark.parametrize("way", [micro_batches, packing_order, padding, ranks, segments], ids=lambda way: way.__name__)
+@pytest.mark.parametrize("preset", PRESETS)
+def test_nor_where_tokens_were_drawn_between_some_of_the_vocabulary(
+    model: Any, oracle: ModuleType, groups: list[Any], monkeypatch: pytest.MonkeyPatch, preset: Preset, way: Check
+) -> None:
+    """`padding` compares with the formula over the same tokens."""
+    way(model, oracle, Objective(preset=preset), [restricted(group) for group in groups], monkeypatch)
 
 
 # --- and would, without its guards ------------------------------------------------------------------------------------
@@ -368,3 +422,12 @@ def test_a_model_that_does_not_pack_takes_segments_one_by_one_to_the_same_gradie
 ) -> None:
     plain = load_model(model_path, "float32", "eager")
     segments(plain, oracle, Objective(preset="gspo"), groups, monkeypatch)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_control_with_the_sampling_masks_ignored_the_gradient_is_not_the_objectives(
+    model: Any, oracle: ModuleType, groups: list[Any], monkeypatch: pytest.MonkeyPatch, preset: Preset
+) -> None:
+    monkeypatch.setattr(Batch, "support_of", lambda *_: None)
+    with pytest.raises(AssertionError, match="not close"):
+        padding(model, oracle, Objective(preset=preset), [restricted(group) for group in groups], monkeypatch)
