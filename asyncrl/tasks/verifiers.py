@@ -64,10 +64,10 @@ class Verifiers:
 
     @cached_property
     def _splits(self) -> dict[Split, list[Row]]:
-        train = self._load(self._own)
+        train: list[Any] = self._load(self._own)  # rows; the split takes whatever has a prompt
         if self._config.heldout_args is not None:
             args = {**self._config.args, **self._config.heldout_args}
-            heldout = self._load(configuration(self._config.environment, args))
+            heldout: list[Any] = self._load(configuration(self._config.environment, args))
             if shared := shared_prompts(train, heldout):
                 logger.warning("%s: %d held-out prompts are also trained", self._where, shared)
             return {"train": train, "heldout": heldout}
