@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncrl.collectors.engines.base import Completion, Request, Sampling, Span
-from asyncrl.collectors.engines.parts import continued, joined
+from asyncrl.collectors.engines.parts import continued, ended, joined
 from asyncrl.collectors.engines.simulated import SimulatedEngine
 from asyncrl.collectors.engines.spans import token_versions
 from asyncrl.collectors.entrance import Entrance
@@ -65,6 +65,20 @@ def test_the_parts_of_an_answer_are_one_answer_with_one_span_a_stretch(parts: li
 def test_an_answer_in_parts_began_with_its_first_token_and_ended_as_its_last_part() -> None:
     whole = joined([part([], 1), part([5], 1, first_token=10.0), part([6], 2, "stop", first_token=20.0)])
     assert (whole.first_token, whole.done, whole.finish_reason) == (10.0, 21.0, "stop")
+
+
+def test_an_answer_that_was_whole_when_its_engine_was_lost_is_not_sampled_on() -> None:
+    def asked(max_tokens: int) -> Request:
+        return Request("r", "r", "r", (1,), Sampling(max_tokens=max_tokens, stop_token_ids=(9,)), seed=0)
+
+    def reason(completion: Completion, max_tokens: int = 5) -> str | None:
+        whole = ended(asked(max_tokens), completion)
+        return None if whole is None else whole.finish_reason
+
+    assert reason(part([1, 9], 1)) == "stop"
+    assert reason(part([1, 2, 3, 4, 5], 1)) == "length"
+    assert reason(part([1, 2], 1)) is None
+    assert reason(part([], 1)) is None
 
 
 async def engine(token_s: float = 0.002, mean_tokens: float = 100.0, slots: int = 4) -> SimulatedEngine:

@@ -121,7 +121,7 @@ def test_the_resolved_text_names_every_key_and_marks_what_is_derived(load: Load)
     assert "secret" not in text
     assert text.startswith("# extends tiny-reverse, merged in below\n")
     derived = [line.split("#")[0].split(":")[0].strip() for line in text.splitlines() if "# derived: " in line]
-    assert derived == ["output_dir", "max_bytes", "slots", "groups_per_step"]
+    assert derived == ["output_dir", "max_bytes", "slots", "max_concurrent_groups", "groups_per_step"]
     assert "output_dir: null  # derived: runs/x-1\n" in resolved_yaml(loaded.recipe, run_folder="runs/x-1")
 
 
@@ -160,6 +160,9 @@ def test_derived_numbers_follow_from_the_recipe(load: Load) -> None:
     assert two.engine_slots == 11  # 2 x 4 x 4 = 32 requests over 3 engines
     long = derive(load("model: {max_length: 40960}\ncollector: {group_size: 16}").recipe)
     assert long.group_bytes == max_group_bytes(16, 40960)
+    for sampling, ids in (("top_k: 5, top_p: 0.9, min_tokens: 1", 5), ("min_tokens: 1", 16)):
+        masked = derive(load(f"model: {{max_length: 40}}\ncollector: {{sampling: {{{sampling}}}}}").recipe)
+        assert masked.group_bytes == max_group_bytes(8, 40, support=ids)
     assert derive(load("collector: {engine: {slots: 4}}").recipe).engine_slots == 4
     one = load("run: {deterministic: true}", flags={"max_trajectory_age": 0})
     assert derive(one.recipe).engine_slots == 1
