@@ -14,6 +14,7 @@ from typing import Any, Literal
 import msgspec
 
 from asyncrl.collectors.endpoint.errors import ApiError
+from asyncrl.collectors.engines.base import Sampling
 
 _PLACE = re.compile(r" - at `\$\.?(.*)`$")
 _UNKNOWN = re.compile(r"unknown field `(.*)`")
@@ -109,13 +110,14 @@ class Chat(msgspec.Struct, forbid_unknown_fields=True):
         """Whether calls in the answer are the client's to make."""
         return bool(self.tools) and self.tool_choice != "none"
 
-    @property
-    def overridden(self) -> tuple[str, ...]:
-        """Arguments that the recipe decides instead."""
-        return tuple(name for name in _RECIPES if getattr(self, name))
+    def overridden(self, sampling: Sampling) -> list[str]:
+        """Arguments that ask for another way to draw tokens than the recipe's, which is taken."""
+        own = {"temperature": sampling.temperature, "top_p": sampling.top_p, "seed": None}
+        asked = [name for name, value in own.items() if getattr(self, name) not in (None, value)]
+        return asked + [name for name in _CHANGES if getattr(self, name)]
 
 
-_RECIPES = ("temperature", "top_p", "seed", "presence_penalty", "frequency_penalty", "logit_bias")
+_CHANGES = ("presence_penalty", "frequency_penalty", "logit_bias")
 
 _decoder = msgspec.json.Decoder(Chat)
 

@@ -14,7 +14,7 @@ import hmac
 import itertools
 import logging
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -111,7 +111,7 @@ class Endpoint:
             raise
 
     async def _answer(self, request: web.Request, session: Session, chat: Chat) -> web.StreamResponse:
-        headers = self._headers(chat)
+        headers = self._headers(chat.overridden(session.episode.sampling))
         if not chat.stream:
             return _json((await session.answer(chat)).document(), headers=headers)
         stream = _Stream(request, headers)
@@ -125,8 +125,7 @@ class Endpoint:
         usage = chat.stream_options is not None and bool(chat.stream_options.include_usage)
         return await stream.finish(reply, usage=usage)
 
-    def _headers(self, chat: Chat) -> dict[str, str]:
-        overridden = chat.overridden
+    def _headers(self, overridden: Sequence[str]) -> dict[str, str]:
         if new := set(overridden) - self._told:
             self._told |= new
             logger.warning(

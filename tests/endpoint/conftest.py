@@ -49,12 +49,14 @@ class Policy(Sampler):
     gate: asyncio.Event | None = None
     tokenizer: PreTrainedTokenizerFast = TOKENIZER
     requests: list[Request] = field(default_factory=list)
-    cancelled: int = 0
+    asked: asyncio.Event = field(default_factory=asyncio.Event)
+    cancelled: asyncio.Event = field(default_factory=asyncio.Event)
     _partial: dict[str, list[int]] = field(default_factory=dict)
     _heard: dict[str, Callable[[], None]] = field(default_factory=dict)
 
     async def generate(self, request: Request) -> Completion:
         self.requests.append(request)
+        self.asked.set()
         try:
             if self.gate is not None:
                 await self.gate.wait()
@@ -75,7 +77,7 @@ class Policy(Sampler):
                 await asyncio.sleep(0)
             return completion(tokens, reason or "stop", stopped_by=stopped_by)
         except asyncio.CancelledError:
-            self.cancelled += 1
+            self.cancelled.set()
             raise
 
     def partial(self, request_id: str) -> Completion | None:
@@ -112,10 +114,7 @@ class Seat:
     endpoint: Endpoint
     session: Session
     key: str
-
-    @property
-    def client(self) -> openai.AsyncOpenAI:
-        return openai.AsyncOpenAI(base_url=self.endpoint.base_url, api_key=self.key, timeout=LIMIT_S)
+    client: openai.AsyncOpenAI
 
     @property
     def sync_client(self) -> openai.OpenAI:
@@ -125,6 +124,7 @@ class Seat:
 @dataclass
 class House:
     endpoint: Endpoint
+    client: openai.AsyncOpenAI
     numbers: itertools.count = field(default_factory=itertools.count)
 
     def seat(
@@ -140,7 +140,8 @@ class House:
         session = Session(
             episode(next(self.numbers), max_tokens=max_tokens), policy or Policy(), model, Bounds(calls, tokens)
         )
-        return Seat(self.endpoint, session, self.endpoint.open(session))
+        key = self.endpoint.open(session)
+        return Seat(self.endpoint, session, key, self.client.with_options(api_key=key))
 
 
 @asynccontextmanager
@@ -148,8 +149,11 @@ async def listening() -> AsyncIterator[House]:
     endpoint = Endpoint()
     await endpoint.start()
     try:
-        async with asyncio.timeout(LIMIT_S):
-            yield House(endpoint)
+        async with (
+            asyncio.timeout(LIMIT_S),
+            openai.AsyncOpenAI(base_url=endpoint.base_url, api_key="none", timeout=LIMIT_S) as client,
+        ):
+            yield House(endpoint, client)
     finally:
         await endpoint.close()
 

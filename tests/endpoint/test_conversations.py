@@ -1,4 +1,4 @@
-"""Whatever an agent does with its conversations, each sampled token is trained once, behind what it was sampled behind."""
+"""Whatever an agent does with its conversations, each token is trained once, behind what it was sampled behind."""
 
 from __future__ import annotations
 
