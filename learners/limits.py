@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from asyncrl.buffers.limits import Limits
-from asyncrl.config.derived import fresh_per_step
+from asyncrl.config.derived import fresh_per_step, group_bytes
 from asyncrl.config.recipe import Recipe
 from asyncrl.config.sizes import size_bytes
-from asyncrl.schema import max_group_bytes
 
 
 def limits_of(recipe: Recipe, *, max_length: int) -> Limits:
@@ -19,7 +18,7 @@ def limits_of(recipe: Recipe, *, max_length: int) -> Limits:
         over_age=recipe.buffer.over_age,
         lookahead=recipe.buffer.lookahead,
         publish_every=recipe.weights.publish_every,
-        group_bytes=max_group_bytes(recipe.collector.group_size, max_length),
+        group_bytes=group_bytes(recipe, max_length=max_length),
         max_bytes=size_bytes(recipe.buffer.max_bytes),
         max_uses=recipe.buffer.max_uses,
         fresh_per_step=fresh_per_step(recipe),

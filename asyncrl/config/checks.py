@@ -195,8 +195,6 @@ def _check_sampling(recipe: Recipe) -> None:
             f"collector.sampling.min_tokens is {sampling.min_tokens}, but a completion of collector.sampling.max_tokens "
             f"{sampling.max_tokens} would always be cut off before its end; use less, or raise max_tokens"
         )
-    if sampling.top_k != -1 or sampling.min_tokens > 0:
-        raise RecipeError("collector.sampling: the learner does not divide by the mass of what could be drawn yet")
     longest = recipe.model.max_length
     if longest is not None and sampling.max_tokens >= longest:
         raise RecipeError(

@@ -19,6 +19,11 @@ for a tool or a score has none: with so many the engines stay busy where three q
 they all want to go on at once, each waits for three others."""
 
 
+MOST_ENDS = 16
+"""Tokens that may end a model's answer; models have one to three. Before `min_tokens` the record says of each token that
+it was none of them."""
+
+
 @dataclass(frozen=True, slots=True)
 class Derived:
     """trajectories_per_step: groups x members. groups_per_update: "5", or "5 or 6" of 16 by 3. engine_slots: requests
@@ -45,7 +50,7 @@ def derive(recipe: Recipe) -> Derived:
     """All derived numbers of a recipe."""
     buffer, collector = recipe.buffer, recipe.collector
     window = (buffer.max_trajectory_age + 1) * recipe.learner.groups_per_step
-    group_bytes = max_group_bytes(collector.group_size, recipe.model.max_length or collector.sampling.max_tokens + 1)
+    reserved = group_bytes(recipe, max_length=recipe.model.max_length or collector.sampling.max_tokens + 1)
     slots = given_slots(collector.engine)
     if slots is None and recipe.run.deterministic and buffer.max_trajectory_age == 0:
         slots = 1  # which requests share a forward depends on timing, and rounds each a little differently
@@ -60,9 +65,18 @@ def derive(recipe: Recipe) -> Derived:
         if collector.max_concurrent_groups == "auto"
         else collector.max_concurrent_groups,
         max_bytes=size_bytes(buffer.max_bytes),
-        group_bytes=group_bytes,
-        reserved_bytes=window * group_bytes,
+        group_bytes=reserved,
+        reserved_bytes=window * reserved,
         fresh_per_step=fresh_per_step(recipe),
+    )
+
+
+def group_bytes(recipe: Recipe, *, max_length: int) -> int:
+    """What the buffer reserves with each ticket. max_length: tokens of a row."""
+    sampling = recipe.collector.sampling
+    ends = MOST_ENDS if sampling.min_tokens else 0
+    return max_group_bytes(
+        recipe.collector.group_size, max_length, support=ends if sampling.top_k == -1 else sampling.top_k
     )
 
 
