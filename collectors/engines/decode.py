@@ -73,7 +73,7 @@ class Generation:
     @property
     def restricted(self) -> bool:
         """Whether the next token is not drawn between all."""
-        return self.support is not None and (self._truncates or bool(self.barred))
+        return self._truncates or bool(self.barred)
 
     @property
     def newest(self) -> int:
@@ -113,7 +113,7 @@ class Generation:
 
     def partial(self) -> Completion:
         """What was sampled by now, in any thread."""
-        return self._sampled("abort")
+        return self._sampled(self.finish_reason or "abort")
 
     def _sampled(self, finish_reason: FinishReason) -> Completion:
         count = len(self.tokens)
@@ -284,7 +284,7 @@ class Decoder:
     def _draw(self, generations: Sequence[Generation], logits: torch.Tensor, served: Served) -> None:
         temperatures = [g.request.sampling.temperature for g in generations]
         supports = [_ALL] * len(generations)
-        if restricted := [row for row, g in enumerate(generations) if g.restricted]:
+        if restricted := [row for row, g in enumerate(generations) if g.support is not None and g.restricted]:
             rows = torch.tensor(restricted, device=logits.device)
             few = [generations[row] for row in restricted]
             kept = may_draw(logits[rows], [g.request.sampling for g in few], [g.barred for g in few])

@@ -26,7 +26,7 @@ def is_whole(part: Completion, *, restricted: bool) -> None:
     count = len(part.token_ids)
     assert len(part.logprobs) == len(part.versions) == count
     assert sum(span.end - span.start for span in part.spans) == count
-    assert part.finish_reason == "abort"
+    assert part.finish_reason in ("abort", "length")
     assert (part.support is not None and len(part.support.counts) == count) if restricted and count else True
 
 
