@@ -20,6 +20,10 @@ from asyncrl.tasks.chat import template_text
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+CONTEXT = 16
+"""Tokens before a text that it is decoded behind. Decoders look at one; to decode all of a long conversation would take
+longer than all else that is done for a turn."""
+
 Tools = Sequence[Mapping[str, Any]]
 """JSON schemas of functions, as chat templates take them."""
 
@@ -71,7 +75,8 @@ def _ids(tokenizer: PreTrainedTokenizerBase, text: str) -> tuple[int, ...]:
 
 def _text_after(tokenizer: PreTrainedTokenizerBase, before: Sequence[int], whole: Sequence[int]) -> str:
     """The text of whole[len(before):]. Not decoded alone: some decoders drop a space where a text begins."""
-    start, text = _decoded(tokenizer, before), _decoded(tokenizer, whole)
+    begin = max(0, len(before) - CONTEXT)
+    start, text = _decoded(tokenizer, before[begin:]), _decoded(tokenizer, whole[begin:])
     return text[len(start) :] if text.startswith(start) else _decoded(tokenizer, whole[len(before) :])
 
 
