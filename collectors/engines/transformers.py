@@ -38,6 +38,10 @@ _CLOSE_S = 30.0
 """How long `close` waits for the decode thread: it looks at its inbox after every forward, and none takes so long."""
 
 
+_LOADING = threading.Lock()
+"""transformers builds a model under settings of the whole process: of two that load at once, one may lack tensors."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Submit:
     generation: Generation
@@ -251,8 +255,9 @@ class TransformersEngine(Engine):
             raise EngineError(f"engine {self.name}: the decode thread is still in a forward after {_CLOSE_S:.0f} s")
 
     def _load(self) -> tuple[PreTrainedModel, Base | None]:
-        base = load_base(self._model_path, **self._load_arguments) if self._adapters else None
-        return load_model(self._model_path, dtype=self._dtype, **self._load_arguments), base
+        with _LOADING:
+            base = load_base(self._model_path, **self._load_arguments) if self._adapters else None
+            return load_model(self._model_path, dtype=self._dtype, **self._load_arguments), base
 
     async def _answer(self, request: Request, tokenizer: Tokenizer | None) -> Completion:
         if self._ended is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -130,6 +130,22 @@ class Kit:
 @pytest.fixture
 def kit() -> type[Kit]:
     return Kit
+
+
+@pytest.fixture(scope="module")
+def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from tests.collector.real import save_model  # loads torch, which most tests here do without
+
+    return save_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture
+def publisher(tmp_path: Path) -> Iterator[Any]:
+    from asyncrl.weights.image import Images
+
+    made = Images("test", folder=tmp_path)
+    yield made
+    made.close()
 
 
 @pytest.fixture

@@ -5,30 +5,17 @@ from __future__ import annotations
 import asyncio
 import itertools
 import math
-from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from msgspec import to_builtins
-from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3ForCausalLM
 
 from asyncrl.buffers.base import State
-from asyncrl.learners.forward import token_logprobs
-from asyncrl.learners.tiny import tiny_config
-from asyncrl.learners.tiny_tokenizer import build_tokenizer
 from asyncrl.schema import pack
-from asyncrl.staleness import Weights
-from asyncrl.weights.image import Images
-from asyncrl.weights.manifest import model_tensors
-from asyncrl.weights.reach import here
-from asyncrl.weights.shm import shm_offer
+from tests.collector.real import MAX_LENGTH, check_logprobs, versions_of
 
 pytestmark = pytest.mark.asyncio
 torch.set_num_threads(1)
-
-MAX_LENGTH = 48
 
 TASK = """
 from asyncrl.tasks.base import Row
@@ -61,42 +48,6 @@ class Faulty:
             pass
         return {"raise": 0, "nan": float("nan"), "none": None, "fine": 0.5}[fault]
 """
-
-
-@pytest.fixture(scope="module")
-def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tiny architecture with random weights: it answers noise, of every length, mostly without an end."""
-    folder = tmp_path_factory.mktemp("model")
-    tokenizer = build_tokenizer(MAX_LENGTH)
-    torch.manual_seed(0)
-    Qwen3ForCausalLM(tiny_config(tokenizer)).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
-
-
-@pytest.fixture
-def publisher(tmp_path: Path) -> Iterator[Images]:
-    publisher = Images("test", folder=tmp_path)
-    yield publisher
-    publisher.close()
-
-
-def versions_of(model_path: Path, publisher: Images):
-    """Publishes another random model for each name asked for, and keeps them all."""
-    kept: dict[Weights, PreTrainedModel] = {}
-
-    def publish(weights: Weights):
-        model = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32).eval()
-        generator = torch.Generator().manual_seed(weights.version)
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.add_(0.02 * torch.randn(parameter.shape, generator=generator))
-        kept[weights] = model
-        tensors, tied = model_tensors(model)
-        image = publisher.write(weights, tensors, tied=tied)
-        return {"place": to_builtins(here()), "offers": [shm_offer(image)]}
-
-    return kept, publish
 
 
 def real(kit, **collector):
@@ -133,19 +84,7 @@ async def test_groups_of_a_real_model_are_whole_and_their_logprobs_are_those_of_
     seen = set()
     for batches in learner.batches.values():
         packed = pack(batches)
-        mask = packed.loss_mask == 1
-        for version in set(packed.versions[mask].tolist()):
-            seen.add(version)
-            with torch.no_grad():
-                logprobs = token_logprobs(
-                    kept[Weights(1, version)],
-                    torch.tensor(packed.token_ids.astype(np.int64)),
-                    torch.tensor(packed.cu_seqlens),
-                ).numpy()
-            rows = np.repeat(np.arange(len(packed.rewards)), np.diff(packed.cu_seqlens))
-            pure = [row for row in set(rows.tolist()) if set(packed.versions[mask & (rows == row)]) == {version}]
-            own = mask & np.isin(rows, pure)
-            np.testing.assert_allclose(packed.logprobs[own], logprobs[own], atol=1e-4)
+        seen |= check_logprobs(packed, kept)
         table = packed.table
         assert set(table["task"].to_pylist()) == {"reverse"}
         assert set(table["finish_reason"].to_pylist()) <= {"stop", "length"}
