@@ -84,7 +84,7 @@ class Played:
     """What came of an episode. `turns` in the order they were asked, one at least; scored: unix seconds.
 
     score: of the whole episode. Where there is nothing to score its `failure` says why (`scoring.py`) and its reward is
-    NaN. info: goes into each row, JSON-able. messages: what an evaluation shows of several turns, the row's own left out.
+    NaN. info: goes into each row, JSON-able. messages: of several turns, what an evaluation shows beside the row's own.
     """
 
     turns: tuple[Turn, ...]

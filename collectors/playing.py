@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from asyncrl.collectors.episode import Player
@@ -9,7 +10,12 @@ from asyncrl.collectors.fleet import CollectorError
 from asyncrl.collectors.rollout import Prompts, SimulatedPrompts, TaskPrompts
 from asyncrl.collectors.scoring import SimulatedScorer, TaskScorer
 from asyncrl.collectors.single import SinglePlayer
-from asyncrl.config.recipe import Recipe, SimulatedEngine
+from asyncrl.collectors.turns import Limits, TurnPlayer
+from asyncrl.config.derived import derive
+from asyncrl.config.recipe import CustomTask, Recipe, SimulatedEngine, to_builtins
+from asyncrl.config.sizes import size_bytes
+from asyncrl.environments.live import Live, LiveEnvironment, Tools
+from asyncrl.environments.processes import Processes
 from asyncrl.tasks.verify import verifier_pool
 
 
@@ -21,11 +27,48 @@ def task_parts(recipe: Recipe, model_path: Path | None) -> tuple[Prompts, Player
     if model_path is None:
         raise CollectorError(f"collector.engine.type {recipe.collector.engine.type} needs a model, and none was given")
     prompts = TaskPrompts.load(recipe, model_path)
+    turns = recipe.collector.max_turns if prompts.converses else 1
     pool = verifier_pool(
         recipe.task,
         seed=recipe.run.seed,
-        max_tokens=recipe.collector.sampling.max_tokens,
+        max_tokens=recipe.collector.sampling.max_tokens * turns,
         workers=recipe.collector.score_workers,
         timeout_s=recipe.collector.score_timeout_s,
     )
-    return prompts, SinglePlayer(TaskScorer(pool, prompts))
+    if not prompts.converses or not isinstance(recipe.task, CustomTask):
+        return prompts, SinglePlayer(TaskScorer(pool, prompts))
+    limit = recipe.task.memory_limit
+    processes = Processes(
+        "asyncrl.environments.host:host",
+        {"task": to_builtins(recipe.task), "seed": recipe.run.seed},
+        memory_bytes=None if limit is None else size_bytes(limit),
+    )
+    player = TurnPlayer(
+        prompts,
+        pool,
+        processes,
+        _live(recipe.task, prompts, processes),
+        limits=Limits(
+            max_turns=turns,
+            max_length=prompts.max_length,
+            seconds=recipe.collector.episode_timeout_s,
+            at_once=derive(recipe).most_groups * recipe.collector.group_size,
+        ),
+        rewards_turns=not prompts.tools,
+    )
+    return prompts, player
+
+
+def _live(task: CustomTask, prompts: TaskPrompts, processes: Processes) -> Callable[[], Live]:
+    """What makes that which answers the model in an episode."""
+    if not prompts.tools:
+        return lambda: LiveEnvironment(processes, step_s=task.step_timeout_s)
+    names = [tool["function"]["name"] for tool in prompts.tools]
+    return lambda: Tools(
+        processes,
+        names,
+        form=task.tool_format,
+        role=task.tool_role,
+        malformed=task.malformed_call,
+        step_s=task.step_timeout_s,
+    )

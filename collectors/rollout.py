@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Protocol
 
 from asyncrl.collectors.engines.base import Sampling
 from asyncrl.config.recipe import Recipe
-from asyncrl.tasks.base import Row, Split, Task
+from asyncrl.tasks.base import Message, Row, Split, Task
 from asyncrl.tasks.build import build_task, shuffled
 from asyncrl.tasks.chat import check_template, end_token_ids, render
+from asyncrl.tasks.conversing import check_template_turns, check_turns, converses, tool_schemas
 from asyncrl.tasks.order import row_index
 
 if TYPE_CHECKING:
@@ -78,12 +79,14 @@ class TaskPrompts:
         max_length: int | None,
         stop_token_ids: tuple[int, ...],
     ) -> None:
-        """`max_length`: tokens of prompt and answer together; None: unbounded."""
+        """`max_length`: tokens of prompt and answers together; None: unbounded."""
         self.task = task.name
         self.stop_token_ids = stop_token_ids
+        self.tokenizer, self.max_length = tokenizer, max_length
+        self.tools = tool_schemas(task)
+        self.converses = converses(task)
         self._task = task
-        self._tokenizer = tokenizer
-        self._seed, self._shuffle, self._max_length = seed, shuffle, max_length
+        self._seed, self._shuffle = seed, shuffle
 
     @classmethod
     def load(cls, recipe: Recipe, model_path: Path) -> TaskPrompts:
@@ -98,8 +101,11 @@ class TaskPrompts:
         own_generation = (model_path / "generation_config.json").is_file()
         generation = GenerationConfig.from_pretrained(model_path) if own_generation else None
         own_length = getattr(config.get_text_config(), "max_position_embeddings", None)
+        task = build_task(recipe.task, seed=recipe.run.seed)
+        check_turns(task, max_turns=recipe.collector.max_turns)
+        check_template_turns(task, recipe.task, tokenizer)
         return cls(
-            build_task(recipe.task, seed=recipe.run.seed),
+            task,
             tokenizer,
             seed=recipe.run.seed,
             shuffle=shuffled(recipe.task),
@@ -124,19 +130,23 @@ class TaskPrompts:
         if token_ids and token_ids[-1] in self.stop_token_ids:
             token_ids = token_ids[:-1]
         # Special tokens in the middle are shown: an answer that contains them is not the answer without them.
-        return str(self._tokenizer.decode(token_ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+        return str(self.tokenizer.decode(token_ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+    def messages(self, row: Row) -> list[Message]:
+        """A row's conversation. Raises what the task raises."""
+        return self._task.messages(row)
 
     def _prompt(self, split: Split, index: Callable[[int], int]) -> Prompt:
         try:
             rows = self._task.rows(split)
             row = rows[index(len(rows))]
-            token_ids = tuple(render(self._tokenizer, self._task.messages(row)))
+            token_ids = tuple(render(self.tokenizer, self.messages(row), tools=self.tools or None))
         except Exception as error:  # rows and messages are the user's program: they raise what they like
             raise PromptError("row_error", f"{type(error).__name__}: {error}") from error
-        if self._max_length is not None and len(token_ids) > self._max_length - 1:
+        if self.max_length is not None and len(token_ids) > self.max_length - 1:
             raise PromptError(
                 "prompt_too_long",
-                f"row {row.id} has {len(token_ids)} tokens, the model takes {self._max_length} with the answer",
+                f"row {row.id} has {len(token_ids)} tokens, the model takes {self.max_length} with the answer",
             )
         return Prompt(row, token_ids)
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from asyncrl.collectors.engines.base import Completion
+from asyncrl.collectors.engines.base import Completion, Request
 from asyncrl.collectors.episode import Episode, Played, Player, Sampler, Turn
 from asyncrl.collectors.scoring import ABORTED, ENGINE_ERROR, REFUSED, Scorer
 from asyncrl.rewards.pool import Score
@@ -30,14 +30,7 @@ class SinglePlayer(Player):
 
     async def play(self, episode: Episode, sampler: Sampler) -> Played:
         request = episode.request()
-        try:
-            completion, failure = await sampler.generate(request), ""
-        except ValueError as error:  # it cannot be served exactly, and that will not change
-            completion, failure = nothing_sampled(str(error)), REFUSED
-        if completion.finish_reason == "abort":
-            failure = ABORTED
-        elif completion.finish_reason == "error":
-            failure = failure or ENGINE_ERROR
+        completion, failure = await ask(sampler, request)
         if failure:
             score = Score({}, math.nan, failure)
         else:
@@ -52,6 +45,15 @@ class SinglePlayer(Player):
 
     async def close(self) -> None:
         await self._scorer.close()
+
+
+async def ask(sampler: Sampler, request: Request) -> tuple[Completion, str]:
+    """The answer, and why it cannot be scored; "" if it can. Raises EngineError."""
+    try:
+        completion = await sampler.generate(request)
+    except ValueError as error:  # it cannot be served exactly, and that will not change
+        return nothing_sampled(str(error)), REFUSED
+    return completion, {"abort": ABORTED, "error": ENGINE_ERROR}.get(completion.finish_reason, "")
 
 
 def nothing_sampled(error: str) -> Completion:

@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 LOCK_LIMIT_S = 600.0  # another process builds for 10-60 s of CPU; more than this means that it hangs
 CHECKSUMS = "checksums.json"
 
-TINY_FORMAT = 1
+TINY_FORMAT = 2
 """Of `builtin:tiny`'s folder and of what fills it: raise it when either changes, so that old ones are left alone."""
 
 

@@ -13,11 +13,20 @@ END = "<|end|>"
 PAD = "<|pad|>"
 MARKS = (PAD, END, "<|user|>", "<|assistant|>", "<|system|>", "<|tool|>", "<|think|>", "<|/think|>")
 """Ids 256-263 in this order. The last four have no user in the default task; they are there so that conversations
-with a system prompt, tools or thoughts need no other vocabulary."""
+with a system prompt, tools or thoughts need no other vocabulary. Of a tool the model reads its name and those of its
+arguments, as a system message would have them: a byte of prompt is a token."""
 
 VOCABULARY = 256 + len(MARKS)
 
 CHAT_TEMPLATE = (
+    "{%- if tools -%}"
+    "{{- '<|system|>' -}}"
+    "{%- for tool in tools -%}"
+    "{{- tool['function']['name'] ~ '(' ~ tool['function']['parameters']['properties'] | join(', ') ~ ')' -}}"
+    "{%- if not loop.last -%}{{- ' ' -}}{%- endif -%}"
+    "{%- endfor -%}"
+    "{{- '<|end|>' -}}"
+    "{%- endif -%}"
     "{%- for message in messages -%}"
     "{%- if message['role'] not in ('system', 'user', 'assistant', 'tool') -%}"
     "{{- raise_exception('role ' ~ message['role'] ~ ' is unknown: use system, user, assistant or tool') -}}"

@@ -330,6 +330,12 @@ def _check_times(recipe: Recipe) -> None:
             f"collector.group_timeout_s {collector.group_timeout_s} is given back: no slow score could ever end. "
             "Make it less"
         )
+    if isinstance(recipe.task, CustomTask) and recipe.task.step_timeout_s >= collector.group_timeout_s:
+        raise RecipeError(
+            f"task.step_timeout_s is {recipe.task.step_timeout_s}, but a group without progress for "
+            f"collector.group_timeout_s {collector.group_timeout_s} is given back: no slow step could ever end. "
+            "Make it less"
+        )
     if collector.group_timeout_s >= run.no_progress_s:
         raise RecipeError(
             f"collector.group_timeout_s is {collector.group_timeout_s}, but the run ends after run.no_progress_s "

@@ -89,6 +89,11 @@ class CustomTask(ScoringTask, frozen=True, kw_only=True):
 
     type: str  # module:Class, importable from the working folder
     args: dict[str, Any] = field(default_factory=dict)  # keyword arguments of the class
+    tool_format: Literal["hermes", "json"] = "hermes"  # how the model writes a tool's call (`docs/environments.md`)
+    tool_role: Literal["tool", "user"] = "tool"  # of messages with results; user: the template has no role for tools
+    malformed_call: Literal["tell", "end"] = "tell"  # that cannot be read: the model is told, or the episode ends
+    step_timeout_s: Seconds = 30.0  # a tool's call, a method of the environment; its process is killed then
+    memory_limit: str | int | None = None  # address space of an episode's process, as in 2GiB; null: any
 
 
 Task = ReverseTask | UppercaseTask | SingleTurnTask | ReasoningGymTask | VerifiersTask | CustomTask
@@ -165,7 +170,7 @@ class SamplingConfig(Section, frozen=True, kw_only=True):
     temperature: Annotated[float, Meta(gt=0)] = 1.0  # tokens are drawn from softmax(logits / temperature)
     top_k: int = -1  # only from the so many likeliest, at most 4096; -1: all
     top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0  # of these, the fewest whose mass reaches it; 1: all; needs top_k
-    min_p: Annotated[float, Meta(ge=0, le=1)] = 0.0  # of these, with that part of the likeliest's mass; 0: all; as top_p
+    min_p: Annotated[float, Meta(ge=0, le=1)] = 0.0  # of these, of that part of the likeliest's mass; 0: all; as top_p
     max_tokens: Positive = 8  # of a completion
     min_tokens: NonNegative = 0  # before its end may come
     stop: list[str] = field(default_factory=list)  # strings that end a completion, which has them at its end
@@ -182,6 +187,8 @@ class Collector(Section, frozen=True, kw_only=True):
     score_timeout_s: Seconds = 10.0  # one score; the process that computes it is killed then
     score_workers: Positive = 1  # processes that score
     max_concurrent_groups: Positive | Literal["auto"] = "auto"  # in work at once; auto: 4 x those that have slots
+    max_turns: Positive = 8  # answers of an episode that has tools or an environment
+    episode_timeout_s: Seconds = 600.0  # of such an episode, which is then scored as it stands
     group_timeout_s: Seconds = 300.0  # no token and no score of a group for so long: it is given back
 
 

@@ -1,8 +1,9 @@
 """Whole conversations from a JSONL file, for imitation: rows of messages, or of a prompt and its answer.
 
 A row with the messages column is a conversation: an optional system message, then user and assistant in turns, the
-assistant last. Any other row has a prompt (text, or messages) and the answer to it. A message has a role and a
-content, both text: what no plain chat template renders (tool calls, say) is refused, not dropped.
+assistant last; results of tools may stand where the user's next message would. Any other row has a prompt (text, or
+messages) and the answer to it. A message has a role and a content, both text: what no plain chat template renders
+(calls that are no text, say) is refused, not dropped.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ SECTION = "data"
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """One row. `where` is FILE:ROW; `messages` alternate between user and assistant after an optional system message,
-    and end with the assistant."""
+    """One row. `where` is FILE:ROW; `messages` alternate between user (or tools) and assistant after an optional system
+    message, and end with the assistant."""
 
     where: str
     messages: Sequence[Mapping[str, str]]
@@ -149,12 +150,13 @@ def _check_turns(where: str, turns: Sequence[Mapping[str, str]]) -> None:
         raise RowError("empty", f"{where}: the list of messages is empty: fill it in, or remove the row")
     first = 1 if turns[0]["role"] == "system" else 0
     for number, message in enumerate(turns[first:], start=first):
-        expected = "assistant" if (number - first) % 2 else "user"
-        if message["role"] != expected:
+        before = turns[number - 1]["role"] if number > first else None
+        due = {None: ("user",), "user": ("assistant",), "assistant": ("user", "tool"), "tool": ("assistant", "tool")}
+        if message["role"] not in due[before]:
             raise RowError(
                 "wrong-role",
-                f"{where}: message {number + 1} is of role {shown(message['role'])}, where {expected} is due: "
-                "an optional system message, then user and assistant in turns",
+                f"{where}: message {number + 1} is of role {shown(message['role'])}, where {due[before][0]} is due: "
+                "an optional system message, then user (or the results of tools) and assistant in turns",
             )
     if turns[-1]["role"] != "assistant":
         raise RowError(

@@ -26,11 +26,14 @@ async def check(recipe: Recipe, *, url: str | None, resume: bool, collects: bool
 
     `url`: the store, None where it is to be started. `collects`: collectors will run on this host.
     """
+    conversing = False
     if isinstance(recipe.task, OTHERS_CODE):
-        await check_apart(recipe.task, seed=recipe.run.seed)
+        conversing = await check_apart(recipe)
     else:
         build_task(recipe.task, seed=recipe.run.seed)
-    models.check(recipe)
+    folder = models.check(recipe)
+    if conversing and folder is not None:
+        await check_apart(recipe, model_path=folder)
     sinks.check(recipe.telemetry)
     if collects:
         engine_package.check(recipe.collector.engine)

@@ -12,11 +12,12 @@ import signal
 import sys
 import tempfile
 from contextlib import suppress
+from pathlib import Path
 
 import msgspec
 
 from asyncrl.config.packages import ReasoningGymTask, VerifiersTask
-from asyncrl.config.recipe import CustomTask, Task, to_builtins
+from asyncrl.config.recipe import CustomTask, Recipe, to_builtins
 from asyncrl.runtime import tether
 from asyncrl.tasks.base import TaskError
 
@@ -29,14 +30,26 @@ LIMIT_S = 120.0
 BUILT = 10
 """Exit code of a task that was built: not 0, with which its module may end the process in the middle."""
 
+CONVERSES = 12
+"""As BUILT, of a task whose episodes may have several answers."""
+
 WRONG = 11
 """Exit code of a task that cannot be used; its message is the last thing on stderr, after MARK."""
 
 MARK = "\0task error\0"
 
 
-async def check_apart(task: Task, *, seed: int) -> None:
-    """Raise TaskError if the task cannot be built here, in the words `build_task` has for it."""
+async def check_apart(recipe: Recipe, *, model_path: Path | None = None) -> bool:
+    """Whether episodes of the recipe's task may have several answers. Raises TaskError if it cannot be built here, in
+    the words `build_task` has for it, or if the chat template in `model_path` cannot show what its tools give back."""
+    task = recipe.task
+    request = {
+        "task": to_builtins(task),
+        "seed": recipe.run.seed,
+        "max_turns": recipe.collector.max_turns,
+        "model_path": None if model_path is None else str(model_path),
+        "trust_remote_code": recipe.model.trust_remote_code,
+    }
     # A file, not a pipe: a process that the module started and left behind would keep the pipe open.
     with tempfile.TemporaryFile() as said:
         process = await asyncio.create_subprocess_exec(
@@ -48,7 +61,7 @@ async def check_apart(task: Task, *, seed: int) -> None:
         )
         try:
             async with asyncio.timeout(LIMIT_S):
-                await process.communicate(msgspec.json.encode({"task": to_builtins(task), "seed": seed}))
+                await process.communicate(msgspec.json.encode(request))
         except TimeoutError:
             raise TaskError(f"task.type {task.type}: it was not built within {LIMIT_S:.0f} s") from None
         finally:
@@ -59,9 +72,10 @@ async def check_apart(task: Task, *, seed: int) -> None:
         text = said.read().decode(errors="replace")
     if process.returncode == WRONG:
         raise TaskError(text.rpartition(MARK)[2].strip())
-    if process.returncode != BUILT:
+    if process.returncode not in (BUILT, CONVERSES):
         last = (text.strip().splitlines() or ["it said nothing"])[-1]
         raise TaskError(f"task.type {task.type}: building it ended its process with code {process.returncode}: {last}")
+    return process.returncode == CONVERSES
 
 
 def main() -> None:
@@ -69,11 +83,20 @@ def main() -> None:
     from asyncrl.config.convert import convert
     from asyncrl.data.jsonl import DataError
     from asyncrl.tasks.build import build_task
+    from asyncrl.tasks.conversing import check_template_turns, check_turns, converses
 
     request = json.load(sys.stdin)
+    config = convert({"task": request["task"]}).task
     try:
-        build_task(convert({"task": request["task"]}).task, seed=request["seed"])
-        code = BUILT
+        task = build_task(config, seed=request["seed"])
+        check_turns(task, max_turns=request["max_turns"])
+        if request["model_path"] is not None:
+            from transformers import AutoTokenizer
+
+            trust = request["trust_remote_code"]
+            tokenizer = AutoTokenizer.from_pretrained(request["model_path"], trust_remote_code=trust)
+            check_template_turns(task, config, tokenizer)
+        code = CONVERSES if converses(task) else BUILT
     except (TaskError, DataError) as error:
         sys.stderr.write(f"{MARK}{error}")
         code = WRONG

@@ -33,21 +33,24 @@ def check_template(tokenizer: PreTrainedTokenizerBase) -> None:
 
 
 def render(
-    tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], *, answer_follows: bool = True
+    tokenizer: PreTrainedTokenizerBase,
+    messages: Sequence[Message],
+    *,
+    answer_follows: bool = True,
+    tools: Sequence[Mapping[str, Any]] | None = None,
 ) -> list[int]:
     """Token ids of the conversation under the tokenizer's chat template; `answer_follows`: with the mark that opens the
-    next answer.
+    next answer. tools: schemas of what the model may call.
 
     Raises TaskError: no chat template (a base model), or the template refuses the conversation.
     """
-    return cast("list[int]", _applied(tokenizer, messages, tools=None, answer_follows=answer_follows, tokenize=True))
+    return cast("list[int]", _applied(tokenizer, messages, tools=tools, answer_follows=answer_follows, tokenize=True))
 
 
 def template_text(
     tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], *, tools: Sequence[Mapping[str, Any]] | None = None
 ) -> str:
-    """What `render` gives the ids of, with the mark that opens the next answer. tools: schemas of what the model may
-    call. Raises TaskError as `render` does."""
+    """What `render` gives the ids of, with the mark that opens the next answer. Raises TaskError as `render` does."""
     return cast("str", _applied(tokenizer, messages, tools=tools, answer_follows=True, tokenize=False))
 
 

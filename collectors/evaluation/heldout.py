@@ -4,6 +4,8 @@
     result:  {"id", "weights", "n": answers, "success": mean reward of the scored ones or None, "unscored",
               "answers": [{"row_id", "prompt", "answer", "expected", "reward" or None, "failure", "finish_reason"}]}
 
+Of an episode of several turns `answer` is the last one, and `messages` the conversation after the row's own.
+
 Rewards are those of the task, without what the recipe adds for training: shaping, scale and clip. Both are JSON,
 without NaN.
 """
@@ -12,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -89,6 +91,7 @@ async def evaluate(
             reward=played.score.outcome,  # shaping is for training
             failure=played.score.failure,
             finish_reason=played.finish_reason,
+            messages=played.messages,
         )
 
     asked: list[Prompt | PromptError] = []
@@ -121,8 +124,9 @@ def _entry(
     reward: float = math.nan,
     failure: str = "",
     finish_reason: str = "",
+    messages: Sequence[Mapping[str, Any]] = (),
 ) -> dict[str, Any]:
-    return {
+    entry = {
         "row_id": row_id,
         "prompt": "" if prompt is None else prompt.text,
         "answer": answer,
@@ -131,3 +135,4 @@ def _entry(
         "failure": failure,
         "finish_reason": finish_reason,
     }
+    return {**entry, "messages": list(messages)} if messages else entry

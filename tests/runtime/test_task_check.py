@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from asyncrl.config.recipe import CustomTask
+from asyncrl.config.convert import convert
 from asyncrl.runtime import task_check
 from asyncrl.tasks.base import TaskError
 
@@ -47,7 +47,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], P
 
 async def check() -> None:
     async with asyncio.timeout(LIMIT_S):
-        await task_check.check_apart(CustomTask(type="mine:Mine"), seed=0)
+        await task_check.check_apart(convert({"task": {"type": "mine:Mine"}}))
 
 
 @pytest.mark.faults

@@ -1,0 +1,68 @@
+"""Whether a task of several turns can be played with this model and recipe: asked before a run begins."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from asyncrl.config import recipe
+from asyncrl.tasks.base import Message, Task, TaskError
+from asyncrl.tasks.build import CustomTask
+from asyncrl.tasks.chat import template_text
+from asyncrl.tasks.tools import schemas
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+logger = logging.getLogger(__name__)
+
+PROBE = "a result of 4711"
+
+
+def converses(task: Task) -> bool:
+    """Whether an episode may have several answers."""
+    return isinstance(task, CustomTask) and (bool(task.tools) or task.environment is not None)
+
+
+def tool_schemas(task: Task) -> list[dict[str, Any]]:
+    """What a chat template is told of the task's tools; [] without any. Raises TaskError."""
+    return schemas(task.tools, f"task.type {task.name}") if isinstance(task, CustomTask) else []
+
+
+def check_turns(task: Task, *, max_turns: int) -> None:
+    """Raise TaskError where an episode could not be played anywhere."""
+    if not isinstance(task, CustomTask) or not converses(task):
+        return
+    if not sys.platform.startswith("linux"):
+        raise TaskError(f"task.type {task.name} has tools or an environment, whose processes need Linux")
+    if task.tools and max_turns == 1:
+        raise TaskError(
+            f"task.type {task.name} has tools, but collector.max_turns is 1: no answer could follow a result. Use 2 or "
+            "more"
+        )
+
+
+def check_template_turns(task: Task, config: recipe.Task, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Raise TaskError where the model's chat template cannot show it what tools gave back."""
+    if not isinstance(task, CustomTask) or not task.tools or not isinstance(config, recipe.CustomTask):
+        return
+    told = tool_schemas(task)
+    asked: list[Message] = [{"role": "user", "content": "a question"}]
+    result: Message = {"role": config.tool_role, "content": PROBE}
+    if config.tool_role == "tool":
+        result |= {"name": next(iter(task.tools)), "tool_call_id": "call00001"}
+    fix = "Use a model whose template has it, or task.tool_role: user, with which results are messages of the user's."
+    try:
+        text = template_text(tokenizer, [*asked, {"role": "assistant", "content": "a call"}, result], tools=told)
+    except TaskError as error:
+        raise TaskError(f"{str(error).splitlines()[0]}\n{fix}") from error
+    if PROBE not in text:
+        raise TaskError(f"the chat template leaves out messages of the role {config.tool_role}.\n{fix}")
+    if not _shown(tokenizer, asked, told):
+        logger.warning("the chat template tells the model nothing of tools: say in the prompt what there is to call")
+
+
+def _shown(tokenizer: PreTrainedTokenizerBase, asked: Sequence[Message], told: Sequence[Mapping[str, Any]]) -> bool:
+    return template_text(tokenizer, asked, tools=told) != template_text(tokenizer, asked)
