@@ -42,6 +42,7 @@ RUN_AGAIN = ("errors.md",)
 EXAMPLES = {
     "DataSource.train": "train.jsonl",
     "CustomTask.type": "my_task:MyTask",
+    "GymDataset.name": "spell_backward",
     "Fallback.url": "/nfs/asyncrl/weights",
     "SglangEngine.url": "http://127.0.0.1:30000",
     "VllmServerEngine.url": "http://127.0.0.1:8000",

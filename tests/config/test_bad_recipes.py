@@ -126,7 +126,8 @@ MISTAKES = {
     "task: {type: revers}": (
         "task.type",
         '"revers"',
-        "reverse, uppercase, single-turn, reasoning-gym, module:Class",
+        "reverse, uppercase, single-turn, ",
+        ", module:Class",
         "Did you mean reverse?",
     ),
     "task: {type: 5}": ("task.type is 5", "module:Class"),
@@ -141,6 +142,10 @@ MISTAKES = {
         "task.heldout_rows",
     ),
     "task: {type: reasoning-gym, datasets: {name: lcm, weight: 0}}": ("task.datasets.weight is 0", "more than 0"),
+    "task: {type: verifiers}": ("task.environment is missing",),
+    "task: {type: verifiers, environment: ''}": ("task.environment is empty", "reverse_text"),
+    "task: {type: verifiers, environment: a, args: {id: b}}": ("task.args.id is", "write it as task.environment"),
+    "task: {type: verifiers, environment: a, heldout_args: {task: {}}}": ("task.heldout_args.task", "task.args"),
     "task: {data: {train: x.jsonl}}": ("task.data belongs to type single-turn", "write `type: single-turn` first"),
     "collector: {engine: {type: transformers, token_s: 1}}": (
         "collector.engine.token_s belongs to type simulated",
