@@ -9,9 +9,11 @@ from collections import Counter
 import pytest
 
 from asyncrl.buffers.base import State
+from asyncrl.collectors import fleet
 from asyncrl.collectors.engines import simulated
 from asyncrl.collectors.engines.base import EngineError
 from asyncrl.collectors.fleet import CollectorError
+from asyncrl.collectors.scoring import SimulatedScorer
 
 pytestmark = pytest.mark.asyncio
 
@@ -68,6 +70,82 @@ async def test_an_engine_that_hangs_is_noticed_and_started_again(kit, engines, m
         for _ in range(6):
             await learner.step()
     assert len(engines) == 2
+
+
+@pytest.fixture
+def deaf(monkeypatch):
+    """The first engine answers nobody any more once it has a request; `engines` may not have asked for one yet."""
+    generate, found = simulated.SimulatedEngine.generate, []
+
+    async def sometimes(self, request):
+        if self.name == "c0/0" and found in ([], [self]):
+            found[:] = [self]
+            await asyncio.Event().wait()
+        return await generate(self, request)
+
+    async def check(self):
+        if found == [self]:
+            await asyncio.Event().wait()
+
+    monkeypatch.setattr(simulated.SimulatedEngine, "generate", sometimes)
+    monkeypatch.setattr(simulated.SimulatedEngine, "check", check)
+    monkeypatch.setattr(fleet, "CHECK_LIMIT_S", 0.1)
+    return found
+
+
+async def test_an_engine_that_does_not_answer_its_health_check_is_left_long_before_it_counts_as_still(
+    kit, engines, deaf, monkeypatch, caplog
+):
+    monkeypatch.setattr(fleet, "CHECK_S", 0.05)
+    recipe = kit.recipe(collector={"engines": 2})
+    buffer = kit.buffer(recipe)
+    learner = kit.learner(buffer)
+    async with kit.collecting(recipe, buffer):
+        await learner.start()
+        for _ in range(6):
+            await learner.step()
+    assert deaf
+    assert "did not answer its health check within 0.1 s" in caplog.text
+    assert len(engines) == 3
+    assert {ticket.losses for ticket in buffer.model.all.values()} == {0}
+
+
+async def test_without_health_checks_its_requests_would_wait_for_group_timeout_s(kit, engines, deaf, monkeypatch):
+    """Negative control of the test above."""
+    monkeypatch.setattr(fleet, "CHECK_S", kit.limit_s)
+    recipe = kit.recipe(collector={"engines": 2})
+    buffer = kit.buffer(recipe)
+    learner = kit.learner(buffer)
+    async with kit.collecting(recipe, buffer):
+        await learner.start()
+        steps = asyncio.ensure_future(all_steps(learner))
+        done, _ = await asyncio.wait({steps}, timeout=1.5)
+        assert done == set()
+        steps.cancel()
+    assert len(engines) == 2
+
+
+async def all_steps(learner):
+    for _ in range(6):
+        await learner.step()
+
+
+@pytest.mark.parametrize(("most", "groups"), [("auto", 8), (3, 3)])
+async def test_groups_that_hold_no_slots_keep_others_from_starting_once_there_are_so_many(
+    kit, monkeypatch, most, groups
+):
+    async def never(self, *args, **kwargs):
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(SimulatedScorer, "score", never)
+    engine = {"type": "simulated", "slots": 4, "token_s": 0.0001, "mean_tokens": 10.0}
+    recipe = kit.recipe(collector={"engine": engine, "max_concurrent_groups": most}, buffer={"max_trajectory_age": 20})
+    buffer = kit.buffer(recipe)
+    async with kit.collecting(recipe, buffer) as task:
+        await kit.learner(buffer).start()
+        await kit.until(lambda: buffer.model.next_ordinal == groups, task)
+        await asyncio.sleep(0.2)
+        assert buffer.model.next_ordinal == groups
 
 
 @pytest.fixture
