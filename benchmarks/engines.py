@@ -9,7 +9,7 @@ import importlib
 
 from asyncrl.benchmarks.frame import Measured, Say
 
-PARTS = ("engines_speed", "engines_mismatch")
+PARTS = ("engines_speed", "engines_mismatch", "engines_vllm")
 
 
 def measure(*, quick: bool, say: Say) -> Measured:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from urllib.parse import urlsplit
 
 from asyncrl.config.errors import RecipeError, quoted
-from asyncrl.config.recipe import Recipe, SglangEngine, VllmEngine, VllmServerEngine
+from asyncrl.config.recipe import Recipe, SamplingConfig, SglangEngine, VllmEngine, VllmServerEngine
 
 ELSEWHERE = {
     "model": "model.path",
@@ -64,6 +64,8 @@ def check_engine(recipe: Recipe) -> None:
         _check_server(engine, engines=recipe.collector.engines)
     if isinstance(engine, SglangEngine):
         _check_sglang(recipe)
+    else:
+        _check_vllm(engine.type, recipe.collector.sampling)
     if recipe.run.deterministic:
         raise RecipeError(
             f"run.deterministic is true, but collector.engine.type {engine.type} does not promise the same tokens "
@@ -104,6 +106,19 @@ def _check_server(engine: VllmServerEngine | SglangEngine, *, engines: int) -> N
         )
 
 
+def _check_vllm(engine: str, sampling: SamplingConfig) -> None:
+    if not 0.01 <= sampling.temperature <= 2:
+        raise RecipeError(
+            f"collector.sampling.temperature is {sampling.temperature:g}, but vLLM samples at 0.01 to 2. Use one of "
+            "these, or collector.engine.type transformers"
+        )
+    if sampling.top_p < 1 and sampling.min_p > 0:
+        raise RecipeError(
+            f"collector.sampling has top_p {sampling.top_p:g} and min_p {sampling.min_p:g}, but vLLM applies min_p "
+            f"first, which leaves top_p other tokens than it should have. With collector.engine.type {engine} use one"
+        )
+
+
 def _check_sglang(recipe: Recipe) -> None:
     if recipe.weights.update == "keep":
         raise RecipeError(
@@ -115,3 +130,10 @@ def _check_sglang(recipe: Recipe) -> None:
             f"collector.sampling.temperature is {recipe.collector.sampling.temperature:g}, but an SGLang server does "
             "not tell whether its log-probs are those before the temperature or, as they must be, after it. Use 1.0"
         )
+    sampling = recipe.collector.sampling
+    for key, off in (("top_k", -1), ("top_p", 1.0), ("min_p", 0.0), ("min_tokens", 0)):
+        if (value := getattr(sampling, key)) != off:
+            raise RecipeError(
+                f"collector.sampling.{key} is {value:g}, but which tokens an SGLang server then leaves to draw "
+                f"from was not tried yet. Use {off:g}"
+            )

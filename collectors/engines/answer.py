@@ -8,6 +8,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -18,14 +19,15 @@ from asyncrl.schema.support import Support
 
 
 class Answer(ABC):
-    """`tokens` grows. `error` is set if it must not go on; `stopped_by` once a stop string is complete: then it has
-    ended, whatever the server samples still."""
+    """`tokens` grows. `error` is set if it must not go on; `stopped_by` once a stop string is complete: then it is
+    whole, whatever the server samples still. `ended` is set when the server has ended it."""
 
     def __init__(self, request: Request, served: Served, stops: StopStrings | None) -> None:
         """served: what it begins under. stops: looks for the request's stop strings; None: it has none."""
         self.tokens: list[int] = []
         self.error = ""
         self.stopped_by = ""
+        self.ended = False
         self.sampled = 0  # by the server, for all that came until now
         self._request, self._stops = request, stops
         self._logprobs: list[float] = []
@@ -46,6 +48,10 @@ class Answer(ABC):
         return self._completion(self._stretches.spans(len(self.tokens)), "abort")
 
     @abstractmethod
+    def add(self, part: Any) -> int:
+        """Take what the server has sent. Returns the number of tokens that came with it."""
+
+    @abstractmethod
     def completion(self) -> Completion:
         """The whole, once the server has ended it."""
 
@@ -57,21 +63,22 @@ class Answer(ABC):
         if len(logprobs) != len(tokens) or not all(map(math.isfinite, logprobs)):
             self.error = f"the logprobs of tokens {self.sampled} to {self.sampled + len(tokens)} are {list(logprobs)}"
             return 0
-        self.sampled += len(tokens)
-        if tokens:
-            self._first_token = self._first_token or time.time()
-        count = self._until_stopped(tokens)
-        self.tokens.extend(tokens[:count])
-        self._logprobs.extend(logprobs[:count])
+        new = len(tokens)
+        if not self.sampled and new:
+            self._first_token = time.time()
+        self.sampled += new
+        if self._stops is not None and (count := self._until_stopped(tokens)) < new:
+            tokens, logprobs, kept = tokens[:count], logprobs[:count], kept and kept[:count]
+        self.tokens.extend(tokens)
+        self._logprobs.extend(logprobs)
         if kept is not None:
             self._kept = self._kept or []
-            self._kept.extend(kept[:count])
-        return len(tokens)
+            self._kept.extend(kept)
+        return new
 
     def _until_stopped(self, tokens: Sequence[int]) -> int:
         """How many of them are part of the answer."""
-        if self._stops is None:
-            return len(tokens)
+        assert self._stops is not None
         for count, token in enumerate(tokens):
             if self.stopped_by:
                 return count

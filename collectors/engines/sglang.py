@@ -17,10 +17,10 @@ import os
 import shutil
 import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from contextlib import aclosing, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from asyncrl.buffers.concurrency import in_thread
 from asyncrl.collectors.engines.base import Completion, EngineError, KvMode, Request
@@ -60,6 +60,8 @@ class SglangEngine(StreamedEngine):
     own bound. `folder`: that the server sees under the same path; None: it runs on this host. `api_key_env`: the
     environment variable that has the server's key.
     """
+
+    server = "SGLang"
 
     def __init__(
         self,
@@ -181,18 +183,10 @@ class SglangEngine(StreamedEngine):
     def _begun(self, request: Request, served: Served) -> SglangAnswer:
         return SglangAnswer(request, served, self._stops(request), limit=self._limit)
 
-    async def _streamed(
-        self, running: Running, request: Request, answer: SglangAnswer
-    ) -> AsyncGenerator[tuple[int, bool], None]:
-        server = self._alive()
+    def _ask(self, running: Running, request: Request) -> AsyncGenerator[dict[str, Any], None]:
         # The server aborts all requests whose id *begins* with the one it is told: these have one length.
         running.name = uuid.uuid4().hex
-        try:
-            async with aclosing(server.generate(body_of(request, running.name, limit=self._limit))) as parts:
-                async for part in parts:
-                    yield answer.add(part), answer.ended is not None
-        except RefusedError as error:
-            raise ValueError(f"SGLang refuses it: {error}") from error
+        return self._alive().generate(body_of(request, running.name, limit=self._limit))
 
     def _failure(self, request: Request, error: Exception) -> EngineError:
         return self._not_sglang(error)

@@ -59,12 +59,12 @@ def body_of(request: Request, rid: str, *, limit: int) -> dict[str, Any]:
 
 
 class SglangAnswer(Answer):
-    """One answer while the server streams it. `ended`: the server's finish_reason; None before it."""
+    """One answer while the server streams it."""
 
     def __init__(self, request: Request, served: Served, stops: StopStrings | None, *, limit: int) -> None:
         """limit: tokens of prompt and answer."""
         super().__init__(request, served, stops)
-        self.ended: Mapping[str, Any] | None = None
+        self._finish: Mapping[str, Any] = {}  # the server's finish_reason
         self._most = min(request.sampling.max_tokens, limit - len(request.token_ids))
         self._spans: list[dict[str, Any]] = []
         self._certain: int | None = None  # tokens whose version is known before the end; None: of all
@@ -84,7 +84,7 @@ class SglangAnswer(Answer):
         return completion_of(self.tokens[:count], self._logprobs[:count], spans, "abort", first_token=first_token)
 
     def add(self, part: Mapping[str, Any]) -> int:
-        """Take a part, which has all that came before it. Returns the number of tokens that are new."""
+        """See Answer. A part has all that came before it."""
         tokens: list[int] = part["output_ids"]
         meta = part["meta_info"]
         entries = meta.get("output_token_logprobs", ())  # [logprob, token, text]
@@ -94,19 +94,21 @@ class SglangAnswer(Answer):
             self.error = f"the tokens {tokens[-5:]} came with log-probs {logprobs[-5:]} of {sampled[-5:]}"
             return 0
         before = self.sampled
-        self.ended, self._spans = meta["finish_reason"], meta.get("weight_versions") or []
+        if meta["finish_reason"] is not None:
+            self.ended = True
+            self._finish, self._spans = meta["finish_reason"], meta.get("weight_versions") or []
         return self.take(tokens[before:], logprobs[before:])
 
     @property
     def elsewhere(self) -> bool:
         """Whether it stopped at an end token of the model's, which the request does not stop at."""
-        matched = (self.ended or {}).get("matched")
+        matched = self._finish.get("matched")
         own = self._request.sampling.stop_token_ids
         return isinstance(matched, int) and matched not in own and not (self.error or self.stopped_by)
 
     def completion(self) -> Completion:
         """What was sampled, by the spans of the server, which label the step that sampled a token."""
-        ended = self.ended or {}
+        ended = self._finish
         finish_reason = ENDS.get(str(ended.get("type")), "error")
         if finish_reason == "stop" and self.elsewhere and len(self.tokens) == self._most:
             finish_reason = "length"

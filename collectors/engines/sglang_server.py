@@ -45,7 +45,7 @@ READ = ("device", "max_req_input_len")
 """What else is read there."""
 
 
-class RefusedError(RuntimeError):
+class RefusedError(ValueError):
     """The server says no to a request (HTTP 400), with its reason."""
 
 
@@ -152,7 +152,7 @@ class SglangServer:
             raise EngineError(f"{self.url}{route} answered what is no JSON: {response.text[:200]!r}") from error
         return answer
 
-    def _refusal(self, response: httpx2.Response, route: str) -> RuntimeError:
+    def _refusal(self, response: httpx2.Response, route: str) -> EngineError | RefusedError:
         said = response.text[:500]
         if response.status_code == httpx2.codes.BAD_REQUEST:
             return RefusedError(said)

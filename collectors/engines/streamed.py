@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from asyncrl.buffers.concurrency import in_thread
 from asyncrl.collectors.engines.answer import Answer, nothing
@@ -54,10 +54,12 @@ class Running:
 
 class StreamedEngine(Engine):
     """`slots` requests are given to the server at once, and more, which wait there. model_path: of the tokenizer, which
-    is loaded if a request has stop strings.
+    is loaded if a request has stop strings. server: its kind, for what is said of it.
 
     For metrics: `generated_tokens` and `paused_s` (seconds in which generation was paused for other weights), totals.
     """
+
+    server: ClassVar[str]
 
     def __init__(self, name: str, model_path: Path, *, slots: int, trust_remote_code: bool) -> None:
         if slots < 1:
@@ -175,22 +177,22 @@ class StreamedEngine(Engine):
         self._check_started()
         served = self._served
         assert served is not None, "generate() refuses requests before the first activation"
-        answer = running.answer = self._begun(request, served)
+        answer: Answer = self._begun(request, served)
+        running.answer = answer
         loop = asyncio.get_running_loop()
         try:
-            async with aclosing(self._streamed(running, request, answer)) as outputs:
-                async for count, ended in outputs:
-                    self.generated_tokens += count
+            async with aclosing(self._ask(running, request)) as parts:
+                async for part in parts:  # for nearly every token: nothing here may take long
+                    self.generated_tokens += answer.add(part)
                     if answer.error:
                         break  # the server ends what nobody listens to any more
-                    if answer.stopped_by and not (ended or running.ending):
+                    if answer.stopped_by and not (answer.ended or running.ending):
                         running.ending = True
                         self._end_soon([running])  # and go on: at the end it says which weights sampled what
-                    if count:
-                        for heard in running.heard:
-                            loop.call_soon(heard)
+                    for heard in running.heard:
+                        loop.call_soon(heard)
         except ValueError as error:
-            raise ValueError(f"request {request.id}: {error}") from error
+            raise ValueError(f"request {request.id}: {self.server} refuses it: {error}") from error
         except Exception as error:
             self._end(self._failure(request, error))
             raise self._error() from error
@@ -247,10 +249,9 @@ class StreamedEngine(Engine):
         """An answer that begins."""
 
     @abstractmethod
-    def _streamed(self, running: Running, request: Request, answer: Any) -> AsyncGenerator[tuple[int, bool], None]:
-        """Ask the server for a part, after naming it in `running`, and have `answer` take what comes: how many tokens,
-        and whether it ended. Raises ValueError for what the server refuses of this request, anything else if it
-        failed."""
+    def _ask(self, running: Running, request: Request) -> AsyncGenerator[Any, None]:
+        """Name a part in `running` and ask the server for it: what `Answer.add` takes, as it comes. Raises ValueError
+        for what the server refuses of this request, anything else if it failed."""
 
     @abstractmethod
     async def _parts_end(self, running: Sequence[Running]) -> None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 from abc import abstractmethod
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import aclosing, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
@@ -46,6 +46,8 @@ class VllmBase(StreamedEngine):
 
     What it asks of vLLM it calls by the names of `AsyncLLM`, whose place another object with them may take.
     """
+
+    server = "vLLM"
 
     def __init__(self, name: str, model_path: Path, *, slots: int, trust_remote_code: bool) -> None:
         super().__init__(name, model_path, slots=slots, trust_remote_code=trust_remote_code)
@@ -119,20 +121,12 @@ class VllmBase(StreamedEngine):
     def _begun(self, request: Request, served: Served) -> VllmAnswer:
         return VllmAnswer(request, served, self._stops(request), vocabulary=self._vocabulary)
 
-    async def _streamed(
-        self, running: Running, request: Request, answer: VllmAnswer
-    ) -> AsyncGenerator[tuple[int, bool], None]:
+    def _ask(self, running: Running, request: Request) -> AsyncGenerator[Any, None]:
         llm, served = self._alive(), self._served
         assert served is not None, "`_part` sees to it"
         self._parts += 1
         running.name = f"{request.id}#{self._parts}"
-        try:
-            params = self._sampling(request)
-            async with aclosing(llm.generate(prompt_of(request, served), params, running.name)) as outputs:
-                async for output in outputs:
-                    yield answer.add(output.outputs[0]), output.finished
-        except ValueError as error:
-            raise ValueError(f"vLLM refuses it: {error}") from error
+        return llm.generate(prompt_of(request, served), self._sampling(request), running.name)
 
     def _failure(self, request: Request, error: Exception) -> EngineError:
         if isinstance(error, EngineError):

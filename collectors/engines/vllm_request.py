@@ -14,7 +14,7 @@ from asyncrl.collectors.engines.spans import Served, label_of, served_of
 from asyncrl.collectors.engines.stops import StopStrings
 
 if TYPE_CHECKING:
-    from vllm import CompletionOutput, SamplingParams
+    from vllm import RequestOutput, SamplingParams
 
 COLDEST, HOTTEST = 0.01, 2.0
 """vLLM raises a temperature between 0 and COLDEST to it, and would sample otherwise than the learner computes; it has
@@ -118,18 +118,24 @@ class VllmAnswer(Answer):
         self._vocabulary = vocabulary
         self._likeliest = likeliest(request, vocabulary)
         self._spans: Sequence[Any] = ()
-        self._ended = ""
+        self._finish_reason = ""
 
-    def add(self, part: CompletionOutput) -> int:
-        """Take what came since the last one. Returns the number of tokens."""
-        count = len(part.token_ids)
+    def add(self, part: RequestOutput) -> int:
+        """See Answer: what came since the last one."""
+        output = part.outputs[0]
+        tokens = output.token_ids
+        count = len(tokens)
         if count:
-            found = part.logprobs  # of token t, entries starts[t] to ends[t]: its own first, then the likeliest
-            starts, ends = found.start_indices, found.end_indices
-            kept = [self._left(found, *span) for span in zip(starts, ends, strict=True)] if self._likeliest else None
-            count = self.take(part.token_ids, [found.logprobs[start] for start in starts], kept)
-        if part.finish_reason is not None:
-            self._ended, self._spans = part.finish_reason, part.weight_versions or ()
+            found = output.logprobs
+            if not self._likeliest:
+                count = self.take(tokens, found.logprobs)
+            else:  # of token t, the entries starts[t] to ends[t]: its own first, then the likeliest
+                starts, ends = found.start_indices, found.end_indices
+                kept = [self._left(found, start, end) for start, end in zip(starts, ends, strict=True)]
+                count = self.take(tokens, [found.logprobs[start] for start in starts], kept)
+        if output.finish_reason is not None:
+            self.ended = True
+            self._finish_reason, self._spans = output.finish_reason, output.weight_versions or ()
         return count
 
     def _left(self, found: Any, start: int, end: int) -> list[int]:
@@ -142,8 +148,8 @@ class VllmAnswer(Answer):
 
     def completion(self) -> Completion:
         """What was sampled, by the spans of vLLM, which label the step that sampled a token."""
-        finish_reason = FINISHED.get(self._ended, "error")
-        error = self.error or (f"vLLM ended it with {self._ended!r}" if finish_reason == "error" else "")
+        finish_reason = FINISHED.get(self._finish_reason, "error")
+        error = self.error or (f"vLLM ended it with {self._finish_reason!r}" if finish_reason == "error" else "")
         spans = tuple(
             Span(served.weights, span.start, span.end, served.checksum)
             for span in self._spans

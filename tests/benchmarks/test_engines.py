@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 
 import pytest
 
-from asyncrl.benchmarks import engines, engines_mismatch, engines_speed
+from asyncrl.benchmarks import engines, engines_mismatch, engines_speed, engines_vllm
 from asyncrl.benchmarks.frame import Measured, Target
 from asyncrl.config.recipe import TransformersEngine
 from asyncrl.learners.tiny import ensure_tiny
@@ -39,6 +40,16 @@ def test_lengths_have_the_mean_and_spread_that_are_said() -> None:
     assert 0.9 < mean / engines_speed.MEAN_TOKENS < 1.1
     assert 0.8 < deviation / mean < 1.2
     assert set(engines_speed.lengths(0.0)) == {engines_speed.MEAN_TOKENS}
+
+
+def test_without_vllm_nothing_of_it_is_measured_and_no_target_is_met(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    said: list[str] = []
+    measured = engines_vllm.measure(quick=True, say=said.append)
+    assert [row["kind"] for row in measured.rows] == ["not run"]
+    assert "vLLM is not installed" in measured.rows[0]["why"]
+    assert said == ["vllm: not run, vLLM is not installed"]
+    assert not any(target.met for target in measured.targets)
 
 
 def test_all_parts_are_one_benchmark(monkeypatch: pytest.MonkeyPatch) -> None:

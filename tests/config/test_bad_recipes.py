@@ -49,6 +49,12 @@ MISTAKES = {
         "collector.sampling.temperature is 0.7",
         "Use 1.0",
     ),
+    "weights: {update: drain}\ncollector: {engine: {type: sglang, url: 'http://h:1'}, sampling: {top_k: 50}}": (
+        "collector.sampling.top_k is 50",
+        "Use -1",
+    ),
+    "collector: {engine: {type: vllm}, sampling: {temperature: 2.5}}": ("temperature is 2.5", "0.01 to 2"),
+    "collector: {engine: {type: vllm}, sampling: {top_k: 50, top_p: 0.9, min_p: 0.1}}": ("vLLM applies min_p first",),
     "collector: {engine: {gpu_memory_utilization: 0.5}}": ("belongs to type vllm", "this engine is transformers"),
     "collector: {engine: {type: vllm, slots: 8}}": ("collector.engine.slots belongs to type transformers",),
     "collector: {engine: {type: vllm, tensor_parallel_size: 2}}": ("does not have it yet; remove it",),

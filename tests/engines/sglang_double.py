@@ -14,13 +14,15 @@ import asyncio
 import hashlib
 import json
 from collections.abc import AsyncIterator, Iterable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import load_file
+
+from .http_double import HttpDouble, listening
 
 STACKED = (
     (".qkv_proj", ".q_proj", 0),
@@ -82,10 +84,11 @@ class Req:
     finished: dict[str, Any] | None = None
 
 
-class SglangDouble:
+class SglangDouble(HttpDouble):
     """`live`: the tensors as it computes with them. Attributes that tests set stand for what goes wrong in a server."""
 
     def __init__(self, model: torch.nn.Module, *, max_running: int = 8) -> None:
+        super().__init__()
         self.info = dict(INFO)
         self.calls: list[tuple[str, dict[str, Any]]] = []  # (route, body) of everything but generate
         self.bodies: list[dict[str, Any]] = []  # of generate
@@ -107,8 +110,6 @@ class SglangDouble:
         self._results: list[tuple[Req, int, float | None]] = []  # of the step that was launched last
         self._resumed = asyncio.Event()
         self._resumed.set()
-        self._writers: set[asyncio.StreamWriter] = set()
-        self.url = ""
 
     # --- the scheduler ------------------------------------------------------------------------------------------------
 
@@ -278,25 +279,14 @@ class SglangDouble:
 
     # --- HTTP ---------------------------------------------------------------------------------------------------------
 
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Requests of one connection, one after the other."""
-        self._writers.add(writer)
-        with suppress(ConnectionError, asyncio.IncompleteReadError):
-            while head := await reader.readuntil(b"\r\n\r\n"):
-                first, *headers = head.decode().split("\r\n")
-                _, route, _ = first.split(" ")
-                lengths = [line.split(":")[1] for line in headers if line.lower().startswith("content-length")]
-                body = json.loads(await reader.readexactly(int(lengths[0]))) if lengths and int(lengths[0]) else {}
-                if route == "/generate" and self.instead is not None:
-                    self._answer(writer, *self.instead)
-                elif route == "/generate":
-                    await self._streamed(body, writer)
-                else:
-                    self.calls.append((route, body))
-                    self._answer(writer, *self._respond(route, body))
-                await writer.drain()
-        self._writers.discard(writer)
-        writer.close()
+    async def respond(self, route: str, body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+        if route == "/generate" and self.instead is not None:
+            self.answer(writer, *self.instead)
+        elif route == "/generate":
+            await self.stream(writer, self.generate(body))
+        else:
+            self.calls.append((route, body))
+            self.answer(writer, *self._respond(route, body))
 
     def _respond(self, route: str, body: dict[str, Any]) -> tuple[int, bytes]:
         if route == "/server_info":
@@ -307,26 +297,6 @@ class SglangDouble:
         if isinstance(answer, str):
             return 400, json.dumps({"success": False, "message": answer}).encode()
         return 200, b"" if answer is None else json.dumps(answer).encode()
-
-    async def _streamed(self, body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
-        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n")
-        async for part in self.generate(body):
-            self._chunk(writer, json.dumps(part).encode())
-            await writer.drain()
-        self._chunk(writer, b"[DONE]")
-        writer.write(b"0\r\n\r\n")
-
-    def _chunk(self, writer: asyncio.StreamWriter, data: bytes) -> None:
-        data = b"data: " + data + b"\n\n"
-        writer.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
-
-    def _answer(self, writer: asyncio.StreamWriter, status: int, content: bytes) -> None:
-        writer.write(f"HTTP/1.1 {status} X\r\nContent-Length: {len(content)}\r\n\r\n".encode() + content)
-
-    def die(self) -> None:
-        """All connections break."""
-        for writer in self._writers:
-            writer.transport.abort()
 
 
 def _fused(tensors: dict[str, torch.Tensor]) -> list[tuple[str, torch.Tensor]]:
@@ -356,12 +326,9 @@ def _fused(tensors: dict[str, torch.Tensor]) -> list[tuple[str, torch.Tensor]]:
 @asynccontextmanager
 async def serving(double: SglangDouble) -> AsyncIterator[SglangDouble]:
     """The double behind a port of this host."""
-    server = await asyncio.start_server(double.serve, "127.0.0.1", 0)
-    double.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    schedule = asyncio.create_task(double.schedule())
-    try:
-        yield double
-    finally:
-        schedule.cancel()
-        double.die()
-        server.close()
+    async with listening(double):
+        schedule = asyncio.create_task(double.schedule())
+        try:
+            yield double
+        finally:
+            schedule.cancel()

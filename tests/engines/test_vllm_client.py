@@ -40,7 +40,7 @@ def test_events_make_an_answer_with_every_digit_of_a_logprob() -> None:
         event(choice("", "", '"length"', span)),
     ]
     for output in outputs:
-        answer.add(output.outputs[0])  # type: ignore[arg-type]
+        answer.add(output)  # type: ignore[arg-type]
     assert [output.finished for output in outputs] == [False, False, True]
     completion = answer.completion()
     assert completion.token_ids.tolist() == [5, 6, 7]
@@ -54,7 +54,7 @@ def test_what_truncation_left_is_what_has_a_logprob() -> None:
     entries = {9: -0.5, 3: -0.9, 7: -9999.0, 1: -9999.0}
     top = ", ".join(f'{{"token_id": {token}, "logprob": {p}, "rank": 1}}' for token, p in entries.items())
     sampled = f'{{"token_id": 3, "logprob": -0.9, "rank": 2, "top_logprobs": [{top}]}}'
-    answer.add(event(choice("3", "").replace('"content": []', f'"content": [{sampled}]')).outputs[0])  # type: ignore[arg-type]
+    answer.add(event(choice("3", "").replace('"content": []', f'"content": [{sampled}]')))  # type: ignore[arg-type]
     partial = answer.partial()
     assert partial is not None
     assert partial.support is not None

@@ -61,10 +61,17 @@ class Part:
     weight_versions: list[VersionSpan] | None = None
 
 
+@dataclass(frozen=True)
+class Output:
+    """What is looked at of a RequestOutput."""
+
+    outputs: list[Part]
+
+
 def answer(*parts: Part, stops: StopStrings | None = None, **sampling: Any) -> VllmAnswer:
     made = VllmAnswer(asking(**sampling), ONE, stops, vocabulary=VOCABULARY)
     for part in parts:
-        made.add(part)  # type: ignore[arg-type]
+        made.add(Output([part]))  # type: ignore[arg-type]
     return made
 
 
@@ -214,7 +221,7 @@ def test_an_answer_ends_with_the_token_that_completes_a_stop_string_whatever_com
     )
     assert (made.tokens, made.stopped_by, made.sampled) == ([0, 1, 2], "b c", 6)
     spans = [VersionSpan(label_of(ONE), 0, 2), VersionSpan(label_of(TWO), 2, 5), VersionSpan(label_of(ONE), 5, 6)]
-    made.add(Part([], None, "abort", spans))  # type: ignore[arg-type]
+    made.add(Output([Part([], None, "abort", spans)]))  # type: ignore[arg-type]
     completion = made.completion()
     assert (completion.finish_reason, completion.stopped_by) == ("stop", "b c")
     assert completion.token_ids.tolist() == [0, 1, 2]
@@ -233,7 +240,7 @@ def test_a_stop_string_that_is_complete_too_early_ends_nothing() -> None:
 def test_a_partial_has_what_has_come_with_the_weights_that_were_served_then() -> None:
     made = answer(Part([7, 8], Logprobs([-1.0, -2.0])))
     made.changed(TWO)
-    made.add(Part([9], Logprobs([-0.5])))  # type: ignore[arg-type]
+    made.add(Output([Part([9], Logprobs([-0.5]))]))  # type: ignore[arg-type]
     partial = made.partial()
     assert partial is not None
     assert (partial.token_ids.tolist(), partial.finish_reason) == ([7, 8, 9], "abort")
@@ -241,7 +248,7 @@ def test_a_partial_has_what_has_come_with_the_weights_that_were_served_then() ->
         (Weights(1, 4), 0, 2, "aa"),
         (Weights(2, 3), 2, 3, ""),
     ]
-    made.add(Part([9], Logprobs([math.nan])))  # type: ignore[arg-type]
+    made.add(Output([Part([9], Logprobs([math.nan]))]))  # type: ignore[arg-type]
     assert made.partial() is None
 
 
