@@ -1,6 +1,6 @@
 """The same steps on any number of ranks: `python ranked_steps.py RANK SIZE FOLDER`, or `outcome` in a process alone.
 
-FOLDER holds model/, groups/*.arrow, and gets `meeting`, and from rank 0 `outcome-SIZE.pt`.
+FOLDER holds model/, groups/*.arrow, segmented/*.arrow, and gets `meeting`, and from rank 0 `outcome-SIZE.pt`.
 """
 
 from __future__ import annotations
@@ -65,6 +65,7 @@ def outcome(ranks: Ranks, folder: Path) -> dict[str, Any]:
         "several": several(ranks, folder),
         "paced": paced(ranks, folder),
         "asking": ask(ranks, folder),
+        "segmented": segmented(ranks, folder),
         "skipped": skip(ranks, folder),
         "resumed": resume(ranks, folder),
     }
@@ -169,6 +170,17 @@ def ask(ranks: Ranks, folder: Path) -> dict[str, Any]:
     return {"weights": _weights(ranks, trainer.model, trainer.whole), "accounts": accounts, "held": held}
 
 
+def segmented(ranks: Ranks, folder: Path) -> dict[str, Any]:
+    """A step by whole answers, of which one group's alone are several segments, each in a micro-batch of its own, and
+    alone have sampling masks."""
+    recipe = msgspec.structs.replace(RECIPE, objective=Objective(preset="gspo", epsilon=0.1, epsilon_high=0.1))
+    model, whole, optimizer = _learner(ranks, folder, recipe)
+    _, own = _share(ranks, groups_of(folder, "segmented"))
+    options = {"objective": recipe.objective, "temperature": 1.0, "max_tokens": 8}
+    result = train_step(model, optimizer, *own, **options, ranks=ranks)
+    return {"weights": _weights(ranks, model, whole), "norm": result.updates.grad_norm, "units": result.seen.units}
+
+
 def skip(ranks: Ranks, folder: Path) -> dict[str, Any]:
     """The last rank alone has a gradient that is not finite."""
     model, whole, optimizer = _learner(ranks, folder, RECIPE)
@@ -189,8 +201,8 @@ def resume(ranks: Ranks, folder: Path) -> dict[str, Any]:
     return {"weights": _weights(ranks, model, whole), "updates": optimizer.updates}
 
 
-def groups_of(folder: Path) -> list[Any]:
-    return [decode(path.read_bytes()) for path in sorted((folder / "groups").glob("*.arrow"))]
+def groups_of(folder: Path, name: str = "groups") -> list[Any]:
+    return [decode(path.read_bytes()) for path in sorted((folder / name).glob("*.arrow"))]
 
 
 def _learner(ranks: Ranks, folder: Path, recipe: Recipe) -> tuple[Any, Any, Optimizer]:

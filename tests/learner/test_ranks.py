@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from asyncrl.learners.parallel import ALONE
 from asyncrl.learners.shares import balance, group_loads, share_of
 from asyncrl.learners.step import accumulate
 from asyncrl.learners.trained import load_trained
-from asyncrl.schema import encode
+from asyncrl.schema import Support, encode
 from asyncrl.staleness import Weights
 
 LIMIT_S = 300.0
@@ -47,6 +48,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory, model_path: Path, make_row:
                 )
             )
         (folder / "groups" / f"{ticket}.arrow").write_bytes(encode(make_group(rows, ticket=ticket)))
+    (folder / "segmented").mkdir()
+    for ticket in range(3):
+        rows = []
+        for member in range(3):
+            for segment in range(3 if ticket == 1 else 1):
+                ids = generator.integers(0, 24, 4).tolist()
+                row = make_row([1, 2, segment], ids, [-3.0] * 4, reward=float(member == ticket), member=member)
+                masks = [(), (), (), *(sorted({id, 5, 9}) for id in ids)]
+                rows.append(replace(row, segment=segment, support=Support.of(masks) if ticket == 1 else None))
+        (folder / "segmented" / f"{ticket}.arrow").write_bytes(encode(make_group(rows, ticket=ticket)))
     return folder
 
 
@@ -112,6 +123,12 @@ def test_ranks_take_the_step_that_one_takes(folder: Path, alone: dict[str, Any],
     close(found["asking"]["weights"], alone["asking"]["weights"])
     assert found["asking"]["held"][0] == alone["asking"]["held"][0] == (4, 3, 2, 1)
     assert found["asking"]["held"][1] < 0.75 * alone["asking"]["held"][1]
+
+    # A pass that only one rank needs, for the log-probs of what is in its other micro-batches, is taken along by all.
+    assert found["segmented"]["units"] == alone["segmented"]["units"] == 9
+    np.testing.assert_allclose(found["segmented"]["norm"], alone["segmented"]["norm"], rtol=1e-3)
+    assert alone["segmented"]["norm"] > 1e-3
+    close(found["segmented"]["weights"], alone["segmented"]["weights"])
 
     # Of an adapter A and B are trained, and engines are given the sum, under the names of a model without one.
     assert {name.rpartition(".lora_")[2][0] for name in found["adapted"]["gradients"]} == {"A", "B"}
