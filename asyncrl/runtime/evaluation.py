@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -181,7 +181,7 @@ async def evaluate(
 
     document = await _evaluate_one(target.recipe, target, plan, on_answer)
     sampling = plan.adjust(sampling_of(target.recipe, ()))
-    document["sampling"] = {"temperature": sampling.temperature, "max_tokens": sampling.max_tokens}
+    document["sampling"] = {name: value for name, value in asdict(sampling).items() if name != "stop_token_ids"}
     if against is not None:
         other = await _evaluate_one(target.recipe, against, plan, on_answer)
         difference = comparison(

@@ -53,6 +53,11 @@ def fact_rows(document: Mapping[str, Any]) -> list[tuple[str, str]]:
     report, sampling = document["report"], document["sampling"]
     temperature = sampling["temperature"]
     how = "greedy" if temperature == 0 else f"{report['samples']} samples each at temperature {temperature:g}"
+    cuts = {
+        name: sampling[name] for name, off in (("top_k", -1), ("top_p", 1.0), ("min_p", 0.0)) if sampling[name] != off
+    }
+    if temperature > 0 and cuts:
+        how += " with " + ", ".join(f"{name} {value:g}" for name, value in cuts.items())
     facts = [("evaluated", document["target"])]
     if "against" in document:
         facts.append(("against", document["against"]["target"]))

@@ -50,10 +50,13 @@ def run_folder(tmp_path: Path, model: Path) -> Path:
 
 
 def test_a_recipe_is_evaluated_with_its_model_as_it_is(cli, tmp_path, model):
-    done = cli("eval", "tiny-reverse", "--set", f"model.path={model}", *SHORT, "--json", "out.json")
+    truncated = ("--set", "collector.sampling.top_k=20")
+    done = cli("eval", "tiny-reverse", "--set", f"model.path={model}", *truncated, *SHORT, "--json", "out.json")
     assert done.returncode == 0, done.stderr
     said = document(tmp_path)
     assert said["model"] == str(model)
+    assert (said["sampling"]["top_k"], said["sampling"]["stop"]) == (20, [])
+    assert "at temperature 1 with top_k 20" in " ".join(done.stdout.split())
     assert set(said["report"]["metrics"]) == {"reward", "pass@1", "pass@2", "pass@4"}
     assert len(said["answers"]) == 8 * 4
     assert said["report"]["metrics"]["pass@1"]["value"] <= said["report"]["metrics"]["pass@4"]["value"]
