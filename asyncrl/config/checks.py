@@ -163,7 +163,8 @@ def _check_buffer(recipe: Recipe) -> None:
             f"buffer.max_bytes is {buffer.max_bytes}, but (max_trajectory_age + 1) x groups_per_step = "
             f"{most * recipe.learner.groups_per_step} groups, which reserve {derived.group_bytes} bytes each, need "
             f"{derived.reserved_bytes}: a step could never be filled.\n"
-            "Raise buffer.max_bytes, or lower model.max_length, collector.sampling.max_tokens or collector.group_size"
+            "Raise buffer.max_bytes, or lower model.max_length, collector.sampling.max_tokens or top_k, or "
+            "collector.group_size or max_turns"
         )
 
 

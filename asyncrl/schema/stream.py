@@ -123,10 +123,10 @@ def digest(payload: bytes | memoryview) -> str:
     return xxhash.xxh3_64_hexdigest(payload)
 
 
-def max_group_bytes(group_size: int, max_length: int, *, support: int = 0) -> int:
+def max_group_bytes(group_size: int, max_length: int, *, segments: int = 1, support: int = 0) -> int:
     """Upper bound of an encoded group's bytes: what is reserved with a ticket. `encode` refuses anything above it.
 
-    max_length: tokens of a row. support: ids that the record has of what a token was drawn between, at most; 0: every
-    token is drawn between all of the vocabulary."""
+    max_length: tokens of a row. segments: rows of a member, at most. support: ids that the record has of what a token
+    was drawn between, at most; 0: every token is drawn between all of the vocabulary."""
     token = TOKEN_BYTES + (SUPPORT_BYTES * (1 + support) if support else 0)
-    return group_size * (token * max_length + ROW_BYTES) + FIXED_BYTES
+    return group_size * segments * (token * max_length + ROW_BYTES) + FIXED_BYTES

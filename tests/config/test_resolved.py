@@ -163,6 +163,8 @@ def test_derived_numbers_follow_from_the_recipe(load: Load) -> None:
     for sampling, ids in (("top_k: 5, top_p: 0.9, min_tokens: 1", 5), ("min_tokens: 1", 16)):
         masked = derive(load(f"model: {{max_length: 40}}\ncollector: {{sampling: {{{sampling}}}}}").recipe)
         assert masked.group_bytes == max_group_bytes(8, 40, support=ids)
+    own = derive(load("model: {max_length: 40}\ntask: {type: 'my:Own'}\ncollector: {max_turns: 3}").recipe)
+    assert own.group_bytes == max_group_bytes(8, 40, segments=3)
     assert derive(load("collector: {engine: {slots: 4}}").recipe).engine_slots == 4
     one = load("run: {deterministic: true}", flags={"max_trajectory_age": 0})
     assert derive(one.recipe).engine_slots == 1
