@@ -107,6 +107,7 @@ class TransformersEngine(Engine):
         self._vocabulary = 0
         self._limit = 0
         self._tokenizer: asyncio.Future[Tokenizer] | None = None  # of stop strings, once somebody asked for one
+        self._loading: set[str] = set()  # requests that wait for it
         self._active: dict[str, tuple[Generation, asyncio.Future[Completion]]] = {}
         self._lost: dict[str, Generation] = {}  # what ran when the decode thread ended
         self._listeners: dict[str, _Listener] = {}
@@ -186,12 +187,15 @@ class TransformersEngine(Engine):
     async def generate(self, request: Request) -> Completion:
         """See Engine. Cancelling it aborts the request."""
         try:
-            return await self._answer(request, await self._stop_tokenizer() if request.sampling.stop else None)
+            tokenizer = await self._stop_tokenizer(request) if request.sampling.stop else None
+            return await self._answer(request, tokenizer)
         finally:
+            self._loading.discard(request.id)
             self._listeners.pop(request.id, None)
             self._listening()
 
     def abort(self, request_ids: Sequence[str]) -> None:
+        self._loading.difference_update(request_ids)
         if self._thread is not None and self._ended is None:
             self._thread.put(_Abort(frozenset(request_ids)))
 
@@ -265,6 +269,8 @@ class TransformersEngine(Engine):
         if self._thread is None or self._thread.served is None:
             raise EngineError(f"engine {self.name} serves nothing yet: stage and activate weights before generate()")
         generation = self._admit(request, tokenizer)
+        if tokenizer is not None and request.id not in self._loading:
+            return generation.partial()  # aborted while the tokenizer was loaded
         future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
         self._active[request.id] = (generation, future)
         self._thread.put(_Submit(generation))
@@ -274,8 +280,9 @@ class TransformersEngine(Engine):
             self.abort([request.id])
             raise
 
-    async def _stop_tokenizer(self) -> Tokenizer:
+    async def _stop_tokenizer(self, request: Request) -> Tokenizer:
         """Loaded once, off the loop, when the first request with stop strings comes."""
+        self._loading.add(request.id)
         if self._tokenizer is None:
             trust: bool = self._load_arguments["trust_remote_code"]
             self._tokenizer = asyncio.ensure_future(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -22,7 +24,7 @@ from asyncrl.collectors.engines.stops import StopStrings, load_tokenizer
 from asyncrl.collectors.engines.transformers import TransformersEngine
 from asyncrl.learners.tiny_tokenizer import build_tokenizer
 
-from .serving import serving
+from .serving import LIMIT_S, serving
 from .tiny_models import VOCABULARY, full_forward, make_model, request
 
 BYTES: Tokenizer = build_tokenizer(512).backend_tokenizer  # one token a byte
@@ -186,6 +188,41 @@ async def test_the_tokenizer_is_loaded_once_and_only_if_somebody_stops_at_a_stri
         assert not loaded
         await asyncio.gather(*(engine.generate(request(f"r{n}", seed=n, stop=("x",))) for n in range(4)))
         assert loaded == [worded]
+
+
+@pytest.mark.asyncio
+async def test_a_request_is_aborted_and_cancelled_also_while_the_tokenizer_is_loaded(
+    worded: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loading, go_on = asyncio.Event(), threading.Event()
+    loop = asyncio.get_running_loop()
+
+    def slow(path: Path, *, trust_remote_code: bool) -> Tokenizer:
+        loop.call_soon_threadsafe(loading.set)
+        assert go_on.wait(LIMIT_S)
+        return load_tokenizer(path, trust_remote_code=trust_remote_code)
+
+    monkeypatch.setattr(engine_module, "load_tokenizer", slow)
+    async with serving(worded) as engine:
+        tasks = [asyncio.create_task(engine.generate(request(id, stop=("x",)))) for id in ("a", "b", "c")]
+        await loading.wait()
+        engine.abort(["a"])
+        tasks[1].cancel()
+        go_on.set()
+        aborted, cancelled, whole = await asyncio.gather(*tasks, return_exceptions=True)
+        assert engine.free_slots == engine.slots
+    assert isinstance(aborted, Completion)
+    assert (aborted.finish_reason, len(aborted.token_ids)) == ("abort", 0)
+    assert isinstance(cancelled, asyncio.CancelledError)
+    assert isinstance(whole, Completion)
+    assert len(whole.token_ids) == 12
+
+
+def test_a_tokenizer_that_does_not_load_is_named(worded: Path, tmp_path: Path) -> None:
+    shutil.copytree(worded, tmp_path / "broken")
+    (tmp_path / "broken" / "tokenizer.json").write_text("{")
+    with pytest.raises(ValueError, match="broken has none that loads"):
+        load_tokenizer(tmp_path / "broken", trust_remote_code=False)
 
 
 @pytest.mark.asyncio
