@@ -193,8 +193,9 @@ def _check_sampling(recipe: Recipe) -> None:
         raise RecipeError('collector.sampling.stop has "", which would end every completion at once; remove it')
     if sampling.min_tokens >= sampling.max_tokens:
         raise RecipeError(
-            f"collector.sampling.min_tokens is {sampling.min_tokens}, but a completion of collector.sampling.max_tokens "
-            f"{sampling.max_tokens} would always be cut off before its end; use less, or raise max_tokens"
+            f"collector.sampling.min_tokens is {sampling.min_tokens}, but a completion of "
+            f"collector.sampling.max_tokens {sampling.max_tokens} would always be cut off before its end; use less, or "
+            "raise max_tokens"
         )
     longest = recipe.model.max_length
     if longest is not None and sampling.max_tokens >= longest:
