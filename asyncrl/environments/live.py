@@ -132,7 +132,7 @@ class Tools(Live):
 
     async def step(self, answer: Answer) -> Step:
         found = tool_calls(answer.text, self._form)
-        if not found.calls and not found.problem:
+        if answer.finish_reason == "length" or not (found.calls or found.problem):  # what was cut off is no call
             return Step(done=True)
         if found.problem and self._malformed == "end":
             self._counts["tool_errors"] += 1
