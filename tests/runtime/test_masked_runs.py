@@ -23,12 +23,15 @@ run: {name: masked, output_dir: run, max_steps: 3, deterministic: true}
 buffer: {max_trajectory_age: 1}
 collector: {group_size: 4, sampling: {top_k: 5, top_p: 0.9, min_p: 0.01, min_tokens: 3, temperature: 1.1}}
 learner: {groups_per_step: 6}
+objective: {preset: grpo, proximal: behaviour-version, beta: 0.01}
+weights: {update: recompute}
 eval: {at_start: false, at_end: false}
 """
 
 
 def test_what_could_not_be_drawn_is_archived_and_trained_by(start: Callable[..., Any], tmp_path: Path) -> None:
-    """Engine and learner agree at age 0, and a replay has the same bits. Control: without the masks it has others."""
+    """Engine and learner agree under the weights that sampled, at every age; the reference begins as the policy; a
+    replay has the same bits. Control: without the masks it has others."""
 
     def asyncrl(*arguments: str) -> tuple[int, str]:
         process = start("-m", "asyncrl.cli.main", *arguments, cwd=tmp_path)
@@ -41,6 +44,9 @@ def test_what_could_not_be_drawn_is_archived_and_trained_by(start: Callable[...,
     steps = surviving_steps(read_metrics(tmp_path / "run" / "metrics.jsonl"))
     assert len(steps) == 3
     assert steps[0]["mismatch/age0"] < 1e-4
+    assert max(step["mismatch/max"] for step in steps) < 1e-4
+    assert (steps[0]["kl_reference"], steps[0]["staleness/kl"]) == (0.0, 0.0)
+    assert steps[-1]["kl_reference"] != 0.0
 
     archive = Archive(tmp_path / "run" / "archive")
     packed = pack(archive.groups(Weights(1, 0)))
