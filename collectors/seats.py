@@ -147,6 +147,7 @@ class Seats(Sampler):
         answer.parts.append(part)
         if part.spans:
             self.engines.add(engine)
+            self.touched.update(span.weights for span in part.spans)
             newest = part.spans[-1].weights
             session.newest = newest if session.newest is None else max(session.newest, newest)
 

@@ -57,4 +57,5 @@ def ended(request: Request, part: Completion) -> Completion | None:
         return part
     if part.stopped_by or (len(part.token_ids) and int(part.token_ids[-1]) in request.sampling.stop_token_ids):
         return replace(part, finish_reason="stop")
-    return replace(part, finish_reason="length") if len(part.token_ids) >= request.sampling.max_tokens else None
+    # Exactly so many: a simulated engine knows no limit, and goes on beyond it.
+    return replace(part, finish_reason="length") if len(part.token_ids) == request.sampling.max_tokens else None

@@ -41,6 +41,24 @@ async def test_an_evaluation_holds_the_weights_it_evaluates(kit):
     assert set(result["answers"][0]) == {"row_id", "prompt", "answer", "expected", "reward", "failure", "finish_reason"}
 
 
+async def test_an_evaluation_goes_on_when_one_of_its_engines_is_lost(kit, engines):
+    engine = {"type": "simulated", "slots": 4, "token_s": 0.001, "mean_tokens": 300.0, "cv": 0.0}
+    recipe = kit.recipe(collector={"engine": engine, "engines": 2})
+    buffer = kit.buffer(recipe)
+    learner = kit.learner(buffer)
+    async with kit.collecting(recipe, buffer) as task:
+        await learner.start()
+        await buffer.request_evaluation({"id": "eval-1-0", "weights": [1, 0], "prompts": 4, "samples": 3})
+        await kit.until(lambda: engines and any(engines[0].progress(f"eval-1-0/0.{n}") > 10 for n in range(3)), task)
+        await engines[0].close()
+        async with asyncio.timeout(kit.limit_s):
+            while (result := await buffer.evaluation("eval-1-0", wait_s=0.1)) is None:
+                if task.done():
+                    task.result()
+    assert (result["n"], result["unscored"]) == (3, 0)
+    assert [answer["answer"] for answer in result["answers"]] == ["(300 simulated tokens)"] * 3
+
+
 async def test_without_the_hold_an_evaluation_would_mix_weights(kit, monkeypatch):
     """Negative control of the test above."""
 

@@ -95,7 +95,9 @@ def test_a_run_and_its_checkpoint_are_the_same_model(cli, tmp_path, run_folder):
 def test_seeds_and_prompts_are_those_of_a_run(cli, tmp_path, run_folder, monkeypatch):
     """The first answer to each row has the seed that the collector gives the evaluations of a run."""
     seeds: list[int] = []
-    monkeypatch.setattr(episode, "request_seed", lambda *key: seeds.append(request_seed(*key)) or seeds[-1])
+    monkeypatch.setattr(
+        episode, "request_seed", lambda *key, **again: seeds.append(request_seed(*key, **again)) or seeds[-1]
+    )
     monkeypatch.chdir(tmp_path)
     target = find_target(str(run_folder))
     plan = Plan(prompts=3, samples=1, ks=[1], temperature=None, max_tokens=None, seed=0, pass_above=0.0)
