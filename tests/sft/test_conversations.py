@@ -35,6 +35,13 @@ def test_several_turns_a_system_message_and_windows_line_ends_are_fine(read: Rea
     assert row.prompt == turns(*said[:2])
 
 
+def test_results_of_tools_stand_where_the_users_next_message_would(read: Read) -> None:
+    said = [("user", "hi"), ("assistant", "calls"), ("tool", "1"), ("tool", "2"), ("assistant", "3"), ("user", "and?")]
+    (row,) = read(messages(*said, ("assistant", "4")))
+    assert [message["role"] for message in row.messages][2:4] == ["tool", "tool"]
+    assert row.prompt == turns(*said[:1])
+
+
 BAD = {
     b'{"messages": null}': ("null", "column 'messages' is null: give a list of messages"),
     b'{"messages": []}': ("empty", "the list of messages is empty"),
