@@ -99,7 +99,7 @@ def test_arguments_that_a_function_does_not_take_are_refused(arguments: dict[str
 
 
 def test_results_become_text_of_bounded_length() -> None:
-    assert [as_text(value) for value in ("plain", 3, [1, "ä"], {"a": None}, {1, 1})] == [
+    assert [as_text(value) for value in ("plain", 3, [1, "ä"], {"a": None}, {1})] == [
         "plain",
         "3",
         '[1, "ä"]',
