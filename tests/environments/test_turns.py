@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import os
+import re
 import signal
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -134,6 +135,8 @@ class Guess:
 
 class Scored(Guess):
     def score(self):
+        if self.fault == "score raises":
+            raise IndexError("too few")
         return {"quick": 1.0 / self.guesses}
 
 class Game:
@@ -372,6 +375,7 @@ FAULTS = {
     "reward": ("environment_invalid", 1),
     "nothing said": ("environment_invalid", 1),
     "unknown role": ("environment_invalid", 1),
+    "score raises": ("environment_raised", 1),
     "close raises": ("environment_raised", 1),
 }
 
@@ -382,7 +386,8 @@ async def test_a_faulty_environment_leaves_its_episode_unscored_by_name(
 ) -> None:
     """The last one has no fault: the control."""
     failure, turns = FAULTS.get(fault, ("", 1))
-    async with playing(model, {**game(fault=fault), "step_timeout_s": 0.5 if "hangs" in fault else 20}) as table:
+    task = game(fault=fault, scored=fault == "score raises")
+    async with playing(model, {**task, "step_timeout_s": 0.5 if "hangs" in fault else 20}) as table:
         played = await table.play("5")
     assert played.score.failure == failure
     assert math.isnan(played.score.reward) == bool(failure)
@@ -390,6 +395,18 @@ async def test_a_faulty_environment_leaves_its_episode_unscored_by_name(
     assert sum(len(turn.completion.token_ids) > 0 for turn in played.turns) == turns
     (row,) = trajectories(played)
     assert row.failure == failure
+
+
+async def test_the_examples_of_the_page_can_be_played(model: Path, write_module: Callable[[str, str], str]) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "environments.md").read_text(encoding="utf-8")
+    tools, game = re.findall(r"^```python\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    async with playing(model, {"type": f"{write_module('tools_of_the_page', tools)}:Boxes"}) as table:
+        played = await table.play(f"<tool_call>{call('lookup', key='407')}</tool_call>", "?")
+    assert said(played) == ["2891"]
+    async with playing(model, {"type": f"{write_module('game_of_the_page', game)}:Game"}, max_turns=2) as table:
+        played = await table.play("x", "x")
+    assert said(played, "user") == ["lower", "lower"]
+    assert played.score.parts == {"turns": -0.2}
 
 
 @pytest.mark.faults

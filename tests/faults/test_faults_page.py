@@ -1,4 +1,4 @@
-"""Every test that docs/faults.md names is there."""
+"""Every test that the pages on faults name is there."""
 
 from __future__ import annotations
 
@@ -6,14 +6,20 @@ import ast
 import re
 from pathlib import Path
 
+import pytest
+
 TESTS = Path(__file__).parents[1]
 PAGE = TESTS.parent / "docs" / "faults.md"
+ENVIRONMENTS = TESTS.parent / "docs" / "environments.md"
 NAMED = re.compile(r"`([a-z_/]+\.py)::(test_\w+)`")
 
 
-def test_every_test_that_the_page_names_exists() -> None:
-    named = NAMED.findall(PAGE.read_text(encoding="utf-8"))
-    assert len(named) > 20
+@pytest.mark.parametrize(
+    ("page", "least"), [(PAGE, 20), (ENVIRONMENTS, 10)], ids=lambda given: getattr(given, "stem", "")
+)
+def test_every_test_that_a_page_names_exists(page: Path, least: int) -> None:
+    named = NAMED.findall(page.read_text(encoding="utf-8"))
+    assert len(named) > least
     for file, test in named:
         tree = ast.parse((TESTS / file).read_text(encoding="utf-8"))
         functions = {node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
