@@ -31,6 +31,7 @@ OURS = frozenset(
         "generation_config",
         "logprobs_mode",
         "max_logprobs",
+        "hf_overrides",
         "weight_transfer_config",
         "worker_extension_cls",
         "worker_cls",

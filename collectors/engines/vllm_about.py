@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import msgspec
 
 TRANSFER = "asyncrl"
@@ -9,6 +11,9 @@ TRANSFER = "asyncrl"
 
 LOGPROBS = "processed_logprobs"
 """vLLM's mode in which a logprob is that of the distribution sampled from, after the temperature."""
+
+FLOAT32_HEAD = {"head_dtype": "float32"}
+"""vLLM's overrides of a model's configuration with which its head computes in float32, as the learner's does."""
 
 
 class About(msgspec.Struct, frozen=True, kw_only=True):
@@ -18,6 +23,7 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
     transfer: str  # backend of its weight transfer; "" = none
     logprobs_mode: str
     dtype: str  # of torch, without the module's name
+    head_dtype: str  # in which the head computes
     slots: int  # requests it decodes at once
     max_length: int  # prompt + completion, tokens
     vocabulary: int  # ids
@@ -55,6 +61,11 @@ def unfit(about: About, *, memory: str, dtype: str, slots: int, max_length: int 
         (
             about.dtype != dtype,
             f"it computes in {about.dtype}, where model.dtype is {dtype}: start it with --dtype {dtype}",
+        ),
+        (
+            about.head_dtype != "float32",
+            f"its head computes in {about.head_dtype}, the learner's in float32: add --hf-overrides "
+            f"'{json.dumps(FLOAT32_HEAD)}'",
         ),
         (
             about.slots < slots,

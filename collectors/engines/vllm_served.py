@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from vllm.model_executor.layers.logits_processor import LogitsProcessor
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 
 from asyncrl.weights.base import WeightsError
@@ -40,6 +41,11 @@ class ServedModel:
     def __init__(self, model: torch.nn.Module) -> None:
         self._modules: dict[str, Any] = dict(model.named_modules(remove_duplicate=False))
         self._parts: Mapping[str, list[str]] = getattr(model, "packed_modules_mapping", {})
+        # A head in another type than the rest multiplies with its parameter, though vLLM packs that as well.
+        self._wide_head = any(
+            isinstance(module, LogitsProcessor) and module.head_dtype not in (None, next(model.parameters()).dtype)
+            for module in self._modules.values()
+        )
         self._fused = {part: whole for whole, parts in self._parts.items() for part in parts}
 
     def tensor(self, name: str, columns: int, *, multiplied: bool = False) -> tuple[torch.Tensor, bool]:
@@ -49,7 +55,8 @@ class ServedModel:
         place = self._find(name)
         module = self._modules[place.module]
         table = hasattr(module, "org_vocab_size") and not (multiplied or isinstance(module, ParallelLMHead))
-        packed = place.parameter == "weight" and hasattr(module, "cpu_linear") and not table
+        unpacked = table or (self._wide_head and isinstance(module, ParallelLMHead))
+        packed = place.parameter == "weight" and hasattr(module, "cpu_linear") and not unpacked
         whole = _through_kernel(module, columns) if packed else getattr(module, place.parameter).detach()
         return whole[place.start : place.end], packed
 

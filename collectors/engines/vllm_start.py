@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from asyncrl.collectors.engines.base import EngineError
-from asyncrl.collectors.engines.vllm_about import LOGPROBS, TRANSFER
+from asyncrl.collectors.engines.vllm_about import FLOAT32_HEAD, LOGPROBS, TRANSFER
 from asyncrl.collectors.engines.vllm_tether import OWNER
 
 if TYPE_CHECKING:
@@ -50,6 +50,7 @@ def start_vllm(slots: int, arguments: Mapping[str, Any]) -> AsyncLLM:
     return AsyncLLM.from_engine_args(
         AsyncEngineArgs(
             **given,
+            hf_overrides=FLOAT32_HEAD,
             max_num_seqs=slots,
             skip_tokenizer_init=True,  # ids go in, ids come out
             generation_config="vllm",  # the model folder's own sampling defaults change nothing

@@ -176,6 +176,7 @@ class WorkerPart:
             transfer="" if config.weight_transfer_config is None else config.weight_transfer_config.backend,
             logprobs_mode=str(config.model_config.logprobs_mode),
             dtype=str(config.model_config.dtype).removeprefix("torch."),
+            head_dtype=str(config.model_config.head_dtype).removeprefix("torch."),
             slots=config.scheduler_config.max_num_seqs,
             max_length=config.model_config.max_model_len,
             vocabulary=config.model_config.get_vocab_size(),

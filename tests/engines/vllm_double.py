@@ -21,6 +21,7 @@ ABOUT = About(
     transfer="asyncrl",
     logprobs_mode="processed_logprobs",
     dtype="float32",
+    head_dtype="float32",
     slots=4,
     max_length=4096,
     vocabulary=61,

@@ -11,6 +11,7 @@ import pytest_asyncio
 from transformers import PreTrainedModel
 
 from asyncrl.collectors.engines.vllm_base import VllmBase
+from tests.engines.letters import save_letters
 
 from .models import make_engine, make_model, next_weights, staged
 from .server import FOR_ASYNCRL, Server, make_server_engine, serving
@@ -24,6 +25,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model folder as engines load it. Its weights are those of seed 99, which no test serves."""
     path = tmp_path_factory.mktemp("model")
     make_model("qwen3", seed=99).save_pretrained(path)
+    save_letters(path)
     return path
 
 

@@ -35,9 +35,11 @@ TOLERANCE = 1e-4
 
 SLOTS = 4
 
+VOCABULARY = 61
+
 # A large initializer makes the distributions sharp enough that a wrong version, prefix or position cannot hide.
 _SHAPE: dict[str, Any] = {
-    "vocab_size": 61,
+    "vocab_size": VOCABULARY,
     "hidden_size": 64,
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
@@ -117,9 +119,16 @@ def full_forward(
     model: PreTrainedModel, prompt: Sequence[int], completion: Completion, *, temperature: float = 1.0
 ) -> torch.Tensor:
     """Log-probability of each sampled token from one plain forward over the whole sequence, without a cache."""
+    tokens = torch.from_numpy(completion.token_ids.astype("int64"))
+    logits = logits_of(model, prompt, completion)
+    return (logits / temperature).log_softmax(-1).gather(1, tokens[:, None]).squeeze(1)
+
+
+@torch.inference_mode()
+def logits_of(model: PreTrainedModel, prompt: Sequence[int], completion: Completion) -> torch.Tensor:
+    """Logits from which each token was sampled, float32 [T, vocabulary], of one plain forward."""
     tokens = torch.tensor([[*prompt, *completion.token_ids.tolist()]])
-    logits = model(input_ids=tokens, use_cache=False).logits[0, len(prompt) - 1 : -1].float()
-    return (logits / temperature).log_softmax(-1).gather(1, tokens[0, len(prompt) :, None]).squeeze(1)
+    return model(input_ids=tokens, use_cache=False).logits[0, len(prompt) - 1 : -1].float()
 
 
 @torch.inference_mode()

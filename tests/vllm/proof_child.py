@@ -1,6 +1,6 @@
 """One vLLM worker in this process, loaded and read back: prints what the proof says of each case as one JSON object.
 
-`python -m tests.vllm.proof_child ARCHITECTURE FOLDER`
+`python -m tests.vllm.proof_child ARCHITECTURE DTYPE FOLDER`
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from vllm import LLM
 from vllm.config import WeightTransferConfig
 
 from asyncrl.collectors.engines import vllm_worker
-from asyncrl.collectors.engines.vllm_about import TRANSFER
+from asyncrl.collectors.engines.vllm_about import FLOAT32_HEAD, TRANSFER
 from asyncrl.staleness import Weights
 from asyncrl.weights.base import StagedWeights
 from asyncrl.weights.image import Images
@@ -32,11 +32,12 @@ from asyncrl.weights.shm import shm_offer
 from tests.vllm.models import make_model, staged
 
 
-def main(architecture: str, folder: Path) -> None:
+def main(architecture: str, dtype: str, folder: Path) -> None:
     make_model(architecture, seed=99).save_pretrained(folder)
     llm = LLM(
         model=str(folder),
-        dtype="float32",
+        dtype=dtype,
+        hf_overrides=FLOAT32_HEAD,
         max_num_seqs=2,
         kv_cache_memory_bytes=64 << 20,
         enforce_eager=True,
@@ -58,7 +59,7 @@ def main(architecture: str, folder: Path) -> None:
         return wrong == "" and checksum == weights.checksum
 
     def version(seed: int, change: Callable[[dict[str, torch.Tensor]], object] = lambda _: None) -> StagedWeights:
-        model = make_model(architecture, seed=seed)
+        model = make_model(architecture, seed=seed).to(getattr(torch, dtype))
         change(model.state_dict())
         return staged(model, Weights(1, seed))
 
@@ -89,7 +90,7 @@ def main(architecture: str, folder: Path) -> None:
             name, good.tensors[name].shape[-1]
         )
         with torch.no_grad():
-            live.view(-1)[5] += 1e-6
+            live.view(-1)[5] *= 1.01
         return proven(good)
 
     said["tampered norm"] = tampered("model.norm.weight")
@@ -105,4 +106,4 @@ def main(architecture: str, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))
+    main(sys.argv[1], sys.argv[2], Path(sys.argv[3]))

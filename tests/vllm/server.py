@@ -25,6 +25,7 @@ KEY = "a-key-of-the-tests"
 FOR_ASYNCRL = (
     "--tokens-only",
     *("--logprobs-mode", "processed_logprobs", "--max-logprobs", "-1", "--generation-config", "vllm"),
+    *("--hf-overrides", '{"head_dtype": "float32"}'),
     *("--worker-extension-cls", "asyncrl.collectors.engines.vllm_worker.WorkerPart"),
     *("--weight-transfer-config", '{"backend": "asyncrl"}'),
 )
