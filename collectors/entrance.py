@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -147,17 +147,22 @@ class Entrance:
     async def _through(self, engine: Engine, request: Request, asked: _Asked) -> Completion:
         self._inside.add(request.id)
         self._empty.clear()
-        if asked.heard is not None:
-            engine.listen(request.id, asked.heard)
+        running = asyncio.ensure_future(engine.generate(request))
+
+        def listen() -> None:
+            if asked.heard is not None and not running.done():
+                engine.listen(request.id, asked.heard)
+
+        asyncio.get_running_loop().call_soon(listen)  # once `generate` has begun: an engine may know it only then
         try:
-            return await _unless(asked.gone, engine.generate(request))
+            return await _unless(asked.gone, running)
         finally:
             self._inside.discard(request.id)
             if not self._inside:
                 self._empty.set()
 
 
-async def _unless(gone: asyncio.Future[str], work: Coroutine[Any, Any, T]) -> T:
+async def _unless(gone: asyncio.Future[str], work: Awaitable[T]) -> T:
     """The outcome of `work`. Raises EngineError as soon as `gone` says why nothing will come of it: what hangs is
     cancelled, and left to itself."""
     running = asyncio.ensure_future(work)

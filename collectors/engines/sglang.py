@@ -150,6 +150,10 @@ class SglangEngine(StreamedEngine):
                 await self._call(self._exchanged(server, version, exchanged))
         return version.served.weights
 
+    async def check(self) -> None:
+        """See Engine. Whether the server answers: its `/health` would have it sample a token."""
+        await self._call(self._alive().label())
+
     async def verify(self) -> tuple[Weights, str]:
         """See Engine. The server does one thing at a time: decoding stands still for as long as it hashes."""
         from asyncrl.weights.manifest import combine

@@ -95,6 +95,10 @@ class VllmBase(StreamedEngine):
                 await self._call(self._exchanged(llm, served, offer, kv, exchanged))
         return served.weights
 
+    async def check(self) -> None:
+        """See Engine. Whether vLLM's processes live: it says so beside what its worker does."""
+        await self._call(self._alive().check_health())
+
     async def verify(self) -> tuple[Weights, str]:
         """See Engine. vLLM's worker does one thing at a time: decoding stands still for as long as it reads."""
         llm = self._alive()

@@ -146,6 +146,12 @@ class VllmClient:
                 told = True
             await asyncio.sleep(POLL_S)
 
+    async def check_health(self) -> None:
+        """Raises EngineError if the server says that its engine is dead."""
+        status = (await self._http.get("/health")).status_code
+        if status != 200:
+            raise EngineError(f"the server at {self._url} answers /health with {status}")
+
     async def about(self) -> About:
         """What the server is. Raises EngineError if it lacks what asyncrl needs, with what to start it with."""
         response = await self._http.get("/weight_info")
@@ -219,8 +225,10 @@ class VllmClient:
         """An error in the middle of an answer: the end of this one, if the server goes on."""
         if error.code < 500:
             raise ValueError(error.message)
-        if (await self._http.get("/health")).status_code != 200:
-            raise EngineError(f"the server at {self._url} failed: {error.message}")
+        try:
+            await self.check_health()
+        except EngineError:
+            raise EngineError(f"the server at {self._url} failed: {error.message}") from None
         return Output(outputs=[Part(finish_reason=f"error: {error.message}")])
 
     def _check_labels(self, spans: Sequence[VersionSpan]) -> None:

@@ -235,8 +235,12 @@ async def test_what_was_sampled_is_outstanding_no_longer() -> None:
 
 
 async def test_a_partial_answer_and_who_listens_to_it_survive_the_loss_of_the_engine(monkeypatch) -> None:
-    listened: list[str] = []
-    monkeypatch.setattr(SimulatedEngine, "listen", lambda self, request_id, heard: listened.append(self.name))
+    listened: list[tuple[str, bool]] = []
+
+    def listen(self: SimulatedEngine, request_id: str, heard: Callable[[], None]) -> None:
+        listened.append((self.name, request_id in self._active))
+
+    monkeypatch.setattr(SimulatedEngine, "listen", listen)
     async with engines(1, 1) as found:
         places = anything(found)
         places.listen("r/0", lambda: None)
@@ -249,7 +253,7 @@ async def test_a_partial_answer_and_who_listens_to_it_survive_the_loss_of_the_en
         assert partial is not None
         assert (partial.finish_reason, len(partial.token_ids) >= 10) == ("abort", True)
         await answer
-    assert listened == ["e0", "e1"]
+    assert listened == [("e0", True), ("e1", True)], "each heard of it once the request had begun there"
 
 
 class Loses:

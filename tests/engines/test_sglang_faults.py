@@ -59,7 +59,10 @@ async def test_a_server_that_dies_ends_all_requests(saved: Path, tmp_path: Path)
         asked = long("a", tokens=4000)
         running = one.begin(asked, long("b", tokens=4000))
         await one.until("a", 1)
+        await one.engine.check()
         one.double.die()
+        with pytest.raises(EngineError):
+            await one.engine.check()
         for answer in running:
             with pytest.raises(EngineError, match="does not generate any more"):
                 await answer

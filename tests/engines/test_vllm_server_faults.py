@@ -129,6 +129,14 @@ async def test_an_answer_that_fails_in_its_middle_is_an_error_of_the_request_if_
             await engine.generate(request("b"))
 
 
+async def test_a_server_is_well_while_it_says_so_and_answers(saved: Path) -> None:
+    async with ready(saved) as (engine, double):
+        await engine.check()
+        double.health = 503
+        with pytest.raises(EngineError, match="answers /health with 503"):
+            await engine.check()
+
+
 async def test_a_server_that_wants_another_key_is_said_at_the_start(
     saved: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
