@@ -9,14 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from queue import Empty, SimpleQueue
-from traceback import clear_frames
 from typing import Any
 
 import torch
@@ -25,13 +20,14 @@ from transformers import PreTrainedModel
 
 from asyncrl.collectors.engines.base import Completion, Engine, EngineError, KvMode, Request
 from asyncrl.collectors.engines.decode import Decoder, Generation
+from asyncrl.collectors.engines.decode_thread import Abort, Activate, Close, DecodeThread, Submit
 from asyncrl.collectors.engines.live import LiveModel, load_base, load_model
 from asyncrl.collectors.engines.refusal import refusal
 from asyncrl.collectors.engines.spans import Served
 from asyncrl.collectors.engines.stops import StopStrings, load_tokenizer
 from asyncrl.staleness import Weights
 from asyncrl.weights.adapter import Base
-from asyncrl.weights.base import StagedWeights, WeightsError
+from asyncrl.weights.base import StagedWeights
 from asyncrl.weights.reach import device_of
 
 _CLOSE_S = 30.0
@@ -42,35 +38,10 @@ _LOADING = threading.Lock()
 """transformers builds a model under settings of the whole process: of two that load at once, one may lack tensors."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Submit:
-    generation: Generation
-
-
-@dataclass(frozen=True, slots=True)
-class _Abort:
-    ids: frozenset[str]
-
-
-@dataclass(frozen=True, slots=True)
-class _Activate:
-    kv: KvMode
-    exchanged: Callable[[], None]
-    answer: asyncio.Future[Served]
-
-
-@dataclass(frozen=True, slots=True)
-class _Close:
-    pass
-
-
 @dataclass(slots=True)
 class _Listener:
     heard: Callable[[], None]
     heard_of: int  # tokens
-
-
-_Command = _Submit | _Abort | _Activate | _Close
 
 
 class TransformersEngine(Engine):
@@ -102,7 +73,7 @@ class TransformersEngine(Engine):
         self._dtype = dtype
         self._load_arguments: dict[str, Any] = {"attn": attn, "trust_remote_code": trust_remote_code}
         self._adapters = adapters
-        self._thread: _DecodeThread | None = None
+        self._thread: DecodeThread | None = None
         self._live: LiveModel | None = None
         self._vocabulary = 0
         self._limit = 0
@@ -171,7 +142,7 @@ class TransformersEngine(Engine):
         decoder = Decoder(model, slots=self._slots)
         await asyncio.to_thread(_check_exact, decoder)
         self._live = LiveModel(model, base)
-        self._thread = _DecodeThread(
+        self._thread = DecodeThread(
             f"decode-{self.name}",
             decoder,
             self._live,
@@ -197,7 +168,7 @@ class TransformersEngine(Engine):
     def abort(self, request_ids: Sequence[str]) -> None:
         self._loading.difference_update(request_ids)
         if self._thread is not None and self._ended is None:
-            self._thread.put(_Abort(frozenset(request_ids)))
+            self._thread.put(Abort(frozenset(request_ids)))
 
     def progress(self, request_id: str) -> int:
         active = self._active.get(request_id)
@@ -232,7 +203,7 @@ class TransformersEngine(Engine):
         answer: asyncio.Future[Served] = asyncio.get_running_loop().create_future()
         self._activations.add(answer)
         answer.add_done_callback(self._activations.discard)
-        self._thread.put(_Activate(kv, exchanged or (lambda: None), answer))
+        self._thread.put(Activate(kv, exchanged or (lambda: None), answer))
         return (await answer).weights
 
     async def check(self) -> None:
@@ -252,7 +223,7 @@ class TransformersEngine(Engine):
         """End the decode thread; what still runs raises EngineError. Raises EngineError if it does not end in time."""
         if self._thread is None:
             return
-        self._thread.put(_Close())
+        self._thread.put(Close())
         await asyncio.to_thread(self._thread.join, _CLOSE_S)
         self._end(None)
         if self._thread.is_alive():
@@ -273,7 +244,7 @@ class TransformersEngine(Engine):
             return generation.partial()  # aborted while the tokenizer was loaded
         future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
         self._active[request.id] = (generation, future)
-        self._thread.put(_Submit(generation))
+        self._thread.put(Submit(generation))
         try:
             return await future
         except asyncio.CancelledError:
@@ -344,130 +315,6 @@ class TransformersEngine(Engine):
         return error
 
 
-class _DecodeThread(threading.Thread):
-    """Owns the decoder. `served`, `paused_s` and the decoder's counters are written here and read from anywhere;
-    `heard_by`, how many want to hear of new tokens, the other way round."""
-
-    def __init__(
-        self,
-        name: str,
-        decoder: Decoder,
-        live: LiveModel,
-        loop: asyncio.AbstractEventLoop,
-        *,
-        on_finished: Callable[[list[Generation]], None],
-        on_tokens: Callable[[], None],
-        on_end: Callable[[BaseException | None], None],
-    ) -> None:
-        super().__init__(name=name, daemon=True)  # daemon: a process that forgot close() can still exit
-        self.decoder = decoder
-        self.served: Served | None = None
-        self.paused_s = 0.0
-        self.heard_by = 0
-        self._live = live
-        self._loop = loop
-        self._on_finished = on_finished
-        self._on_tokens = on_tokens
-        self._told = True  # the loop has taken the last news: no second one waits behind it
-        self._on_end = on_end
-        self._queue: dict[str, Generation] = {}  # waiting for a slot, first come first served
-        self._inbox: SimpleQueue[_Command] = SimpleQueue()
-
-    def put(self, command: _Command) -> None:
-        """Hand over a command; it is looked at before the next decode step."""
-        self._inbox.put(command)
-
-    def run(self) -> None:
-        cause: BaseException | None = None
-        try:
-            with torch.inference_mode():
-                while self._turn():
-                    pass
-        except BaseException as error:
-            # Everything, SystemExit of model code included: whoever waits for this thread must hear of its end.
-            # Its frames would keep the tensors of the step that failed for as long as somebody keeps the error.
-            clear_frames(error.__traceback__)
-            cause = error
-        self._post(self._on_end, cause)
-
-    def _turn(self) -> bool:
-        """Commands, newcomers, one decode step. False: it was the last turn."""
-        commands = self._take()
-        finished: list[Generation] = []
-        for command in commands:
-            match command:
-                case _Submit(generation):
-                    self._queue[generation.request.id] = generation
-                case _Abort(ids):
-                    finished += self._abort(ids)
-                case _Activate():
-                    self._activate(command)
-                case _Close():
-                    return False
-        if self.served is not None:
-            newcomers = [self._queue.pop(id) for id in list(self._queue)[: self.decoder.free]]
-            if newcomers:
-                finished += self.decoder.join(newcomers, self.served)
-            if self.decoder.running:
-                finished += self.decoder.step(self.served)
-        if finished:
-            self._post(self._on_finished, finished)
-        if self.heard_by and self._told and self.decoder.running:
-            self._told = False
-            self._post(self._tell)
-        return True
-
-    def _tell(self) -> None:
-        """In the loop. What comes from here on is news again, which this turn may not see any more."""
-        self._told = True
-        self._on_tokens()
-
-    def _take(self) -> list[_Command]:
-        """All commands at hand. With nothing to decode it sleeps without a limit: every event that could change that
-        (submit, abort, activate, close) comes through `put`, which wakes it."""
-        commands = [] if self.decoder.running or self._queue else [self._inbox.get()]
-        with suppress(Empty):
-            while True:
-                commands.append(self._inbox.get_nowait())
-        return commands
-
-    def _abort(self, ids: frozenset[str]) -> list[Generation]:
-        aborted = [self._queue.pop(id) for id in ids if id in self._queue]
-        for generation in (*aborted, *self.decoder.running):
-            if generation.request.id in ids:
-                generation.finish_reason = "abort"
-        return aborted + self.decoder.sweep()
-
-    def _activate(self, command: _Activate) -> None:
-        began = time.perf_counter()
-        try:
-            served = self._live.activate(partial(self._post, command.exchanged))
-        except WeightsError as error:
-            self._post(_resolve, command.answer, None, error)
-            return
-        if command.kv == "recompute":
-            self.decoder.rebuild(served)
-        self.served = served
-        self.paused_s += time.perf_counter() - began
-        self._post(_resolve, command.answer, served, None)
-
-    def _post(self, callback: Callable[..., None], *arguments: object) -> None:
-        try:
-            self._loop.call_soon_threadsafe(callback, *arguments)
-        except RuntimeError:
-            # The loop is closed, and with it everybody who could wait for an answer.
-            self.put(_Close())
-
-
 def _check_exact(decoder: Decoder) -> None:
     with torch.inference_mode():
         decoder.check_exact()
-
-
-def _resolve(answer: asyncio.Future[Served], served: Served | None, error: WeightsError | None) -> None:
-    if answer.done():
-        return
-    if error is not None:
-        answer.set_exception(error)
-    elif served is not None:
-        answer.set_result(served)
