@@ -7,6 +7,7 @@
 #
 # Each installs into .venv first, with the pinned versions. Other interpreter: make PYTHON=python3.12 run.
 # Other source of torch, e.g. the CPU build: make TORCH_INDEX=https://download.pytorch.org/whl/cpu run
+# `test-vllm` needs the CPU build, which PyPI does not have: set it, unless pip is configured to find one
 
 PYTHON ?= $(firstword $(foreach name,python3 python3.14 python3.13 python3.12 python3.11,\
 	$(shell $(name) -c 'import sys; sys.version_info >= (3, 11) and print("$(name)")' 2>/dev/null)))
