@@ -278,6 +278,19 @@ def test_logprobs_depend_on_the_environment_at_other_temperatures_only(sglang: P
     assert "self.temperature = 1.0\n    self.top_k = 1" in params.replace("        ", "    ")
 
 
+def test_a_least_number_of_tokens_holds_back_end_tokens_that_the_server_does_not_name(sglang: Package) -> None:
+    """Why min_tokens is refused: a mask of the request's own stop tokens would be another one."""
+    held_back = ast.unparse(sglang["srt/sampling/penaltylib/min_new_tokens.py"].define("_prepare"))
+    assert "req.eos_token_ids" in held_back
+    assert "req.tokenizer.additional_stop_token_ids" in held_back
+
+
+def test_masks_of_truncated_draws_can_be_asked_for_and_are_not_yet(sglang: Package) -> None:
+    """What could serve top_k, top_p and min_p once it has been compared on a GPU."""
+    assert {"return_sampling_mask", "sampling_logprobs_mode"} <= set(sglang[STRUCTS].fields("GenerateReqInput"))
+    assert "return_sampling_mask" not in BODY
+
+
 def test_what_is_fused_and_padded_is_what_the_loader_fuses_and_pads(sglang: Package) -> None:
     loader = sglang["srt/model_loader/auto_loader.py"]
     mappings: dict[str, list[str]] = {}
