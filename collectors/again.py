@@ -7,9 +7,9 @@ from dataclasses import replace
 
 from asyncrl.collectors.episode import Episode, EpisodeLost, Played, Player, Sampler
 
-PAUSES_S = (0.0, 1.0, 4.0)
+PAUSES_S = (0.0, 2.0)
 """Before the next try of a request that lost its engine, or of an episode that lost its environment or agent: the first
-time, the second, the third. Lost once more it ends: what takes processes with it must not take them all."""
+time, the second. Lost a third time it ends: what takes processes with it must not take them all."""
 
 
 async def play(episode: Episode, player: Player, sampler: Sampler) -> Played:

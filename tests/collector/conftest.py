@@ -160,5 +160,5 @@ def engines(monkeypatch):
 
     monkeypatch.setattr(simulated, "SimulatedEngine", Kept)
     monkeypatch.setattr(fleet, "FIRST_BACKOFF_S", 0.01)
-    monkeypatch.setattr(seats, "PAUSES_S", (0.0, 0.01, 0.02))
+    monkeypatch.setattr(seats, "PAUSES_S", (0.0, 0.01))
     return made

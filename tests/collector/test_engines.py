@@ -72,6 +72,31 @@ async def test_an_engine_that_hangs_is_noticed_and_started_again(kit, engines, m
     assert len(engines) == 2
 
 
+async def test_a_prompt_that_takes_engines_with_it_fails_as_poison_and_the_others_are_trained(
+    kit, engines, monkeypatch
+):
+    generate = simulated.SimulatedEngine.generate
+
+    async def dies(self, request):
+        if request.ticket == 3:
+            await asyncio.sleep(0.01)
+            await self.close()
+            raise EngineError("device-side assert")
+        return await generate(self, request)
+
+    monkeypatch.setattr(simulated.SimulatedEngine, "generate", dies)
+    recipe = kit.recipe(collector={"engines": 2})
+    buffer = kit.buffer(recipe)
+    learner = kit.learner(buffer)
+    async with kit.collecting(recipe, buffer):
+        await learner.start()
+        for _ in range(6):
+            await learner.step()
+    stats = await buffer.stats()
+    assert (stats.states[State.TRAINED], stats.reasons["failed/poison"]) == (12, 1)
+    assert buffer.model.all[3].state is State.FAILED
+
+
 @pytest.fixture
 def deaf(monkeypatch):
     """The first engine answers nobody any more once it has a request; `engines` may not have asked for one yet."""
