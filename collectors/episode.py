@@ -116,6 +116,11 @@ class Player(Protocol):
     def scoring(self) -> Mapping[str, float]:
         """Episode -> when its score was asked for, monotonic seconds; of the scores that are not there yet."""
 
+    @property
+    def answering(self) -> Mapping[str, float]:
+        """Episode -> when its environment was asked, monotonic seconds; of those that have not answered yet."""
+        return {}
+
     async def start(self) -> None:
         """Start the processes it needs."""
 

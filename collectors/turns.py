@@ -18,9 +18,9 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from asyncrl.buffers.concurrency import end_all
 from asyncrl.collectors.engines.base import Completion, FinishReason, Request, request_seed
@@ -36,6 +36,8 @@ from asyncrl.tasks.history import Rendered, answered, rendered, went_on
 from asyncrl.tasks.scorer import TURNS
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 OUT_OF_TIME = "episode_timeout"  # before anything was sampled
 
@@ -68,11 +70,16 @@ class TurnPlayer(Player):
         self._limits, self._rewards_turns = limits, rewards_turns
         self._places = asyncio.Semaphore(limits.at_once)
         self._scoring: dict[str, float] = {}
+        self._answering: dict[str, float] = {}
         self._failures: Counter[str] = Counter()
 
     @property
     def scoring(self) -> Mapping[str, float]:
         return self._scoring
+
+    @property
+    def answering(self) -> Mapping[str, float]:
+        return self._answering
 
     async def start(self) -> None:
         await self._pool.start()
@@ -84,7 +91,7 @@ class TurnPlayer(Player):
     async def play(self, episode: Episode, sampler: Sampler) -> Played:
         async with self._places:  # freed by episodes, each of which has its own limit of time
             live = self._live()
-            run = _Run(episode, live, self._prompts, self._limits, sampler)
+            run = _Run(episode, live, self._prompts, self._limits, sampler, self._answering)
             try:
                 failure = await self._played(run)
                 score = Score({}, math.nan, failure) if failure else await self._score(run)
@@ -102,8 +109,8 @@ class TurnPlayer(Player):
         try:
             if failure := await run.turns_to_the_end():
                 return failure
-            run.parts = await run.live.score()
-            await run.live.close()
+            run.parts = await run.answer(run.live.score())
+            await run.answer(run.live.close())
         except EnvironmentFailed as error:
             self._failures[error.failure] += 1
             if self._failures[error.failure] == 1:  # later ones are only counted: a broken one fails each time
@@ -134,9 +141,17 @@ class TurnPlayer(Player):
 class _Run:
     """One episode on its way: what was said, what was sampled."""
 
-    def __init__(self, episode: Episode, live: Live, prompts: TaskPrompts, limits: Limits, sampler: Sampler) -> None:
+    def __init__(
+        self,
+        episode: Episode,
+        live: Live,
+        prompts: TaskPrompts,
+        limits: Limits,
+        sampler: Sampler,
+        answering: dict[str, float],
+    ) -> None:
         self.episode, self.live = episode, live
-        self._prompts, self._limits, self._sampler = prompts, limits, sampler
+        self._prompts, self._limits, self._sampler, self._answering = prompts, limits, sampler, answering
         self._deadline = time.monotonic() + limits.seconds
         self.turns: list[Turn] = []
         self.messages: list[Message] = []  # after the opening
@@ -172,7 +187,7 @@ class _Run:
         self._unasked = Turn(episode.request(), nothing_sampled("the environment failed before the first answer"))
         # The same for all members: they are attempts at one and the same thing.
         seed = request_seed(episode.run, episode.ordinal, 0, 0, 0)
-        opening = await self.live.reset(episode.prompt.row, seed)
+        opening = await self.answer(self.live.reset(episode.prompt.row, seed))
         conversation = list(opening if opening is not None else self._prompts.messages(episode.prompt.row))
         try:
             before = rendered(tokenizer, conversation, tools=tools)
@@ -199,6 +214,14 @@ class _Run:
                 before = went_on(tokenizer, after, [*conversation, *self.messages], tools=tools)
         except TaskError as error:  # the template refuses what the environment says
             raise EnvironmentFailed(INVALID, str(error)) from error
+
+    async def answer(self, call: Awaitable[T]) -> T:
+        """What the environment says, which has a limit of its own."""
+        self._answering[self.episode.id] = time.monotonic()
+        try:
+            return await call
+        finally:
+            del self._answering[self.episode.id]
 
     def _end_by(self, limit: str, failure: str = "") -> str:
         """End by a limit. `failure`: what it is if nothing was sampled before."""
@@ -234,6 +257,6 @@ class _Run:
     async def _step(self, completion: Completion) -> Step:
         """What comes back to the last answer, put behind it."""
         answer = Answer(self.text, tuple(completion.token_ids.tolist()), completion.finish_reason, tuple(self.messages))
-        step = await self.live.step(answer)
+        step = await self.answer(self.live.step(answer))
         self.messages += step.messages
         return step

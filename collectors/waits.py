@@ -11,7 +11,7 @@ from typing import TypedDict
 
 from asyncrl.collectors.fleet import Fleet
 from asyncrl.collectors.updates import Updates
-from asyncrl.config.recipe import Recipe
+from asyncrl.config.recipe import CustomTask, Recipe
 from asyncrl.weights.base import WeightsPhase
 
 STILL_S = 5.0
@@ -29,9 +29,11 @@ Wait = TypedDict("Wait", {"for": str, "since": float, "by": str})
 """As in a beat's `info`: what is waited for; since when, unix seconds; who or what ends the wait."""
 
 
-def waits_of(recipe: Recipe, fleet: Fleet, updates: Updates, *, scoring: Collection[float]) -> list[Wait]:
-    """Everything that holds work up now; [] while the collector works. scoring: when each score that is not there yet
-    was asked for, monotonic seconds."""
+def waits_of(
+    recipe: Recipe, fleet: Fleet, updates: Updates, *, scoring: Collection[float], answering: Collection[float] = ()
+) -> list[Wait]:
+    """Everything that holds work up now; [] while the collector works. scoring, answering: when each score, and each
+    answer of an environment, that is not there yet was asked for, monotonic seconds."""
     now, here = time.time(), time.monotonic()
     found: list[Wait] = []
 
@@ -69,6 +71,9 @@ def waits_of(recipe: Recipe, fleet: Fleet, updates: Updates, *, scoring: Collect
         what = f"an engine for {len(fleet.waiting)} requests"
         within = recipe.collector.group_timeout_s
         add(what, min(fleet.waiting.values()), f"an engine with weights they may use, within {within:.0f} s each")
+    if answering and here - min(answering) > STILL_S and isinstance(recipe.task, CustomTask):
+        what = f"{len(answering)} environments"
+        add(what, min(answering), f"their processes, within {recipe.task.step_timeout_s:.0f} s of each step")
     if scoring and here - min(scoring) > STILL_S:
         what = f"{len(scoring)} scores"
         add(what, min(scoring), f"the verifiers, within {recipe.collector.score_timeout_s:.0f} s of work each")

@@ -20,10 +20,12 @@ from typing import IO, Any
 
 import msgspec
 
+from asyncrl.config.convert import convert
+from asyncrl.config.recipe import AgentTask
 from asyncrl.environments.child import Unusable
 from asyncrl.rewards.parts import judge
 from asyncrl.tasks.agent import load_agent
-from asyncrl.tasks.base import Row
+from asyncrl.tasks.base import Row, TaskError
 
 BASE_URL, API_KEY, ROW = "OPENAI_BASE_URL", "OPENAI_API_KEY", "ASYNCRL_ROW"
 
@@ -50,11 +52,17 @@ class AgentEndpoint:
         )
 
 
-def host(agent: str | None, command: list[str] | None) -> AgentHost:
-    """agent: module:function; command: words. One of the two. Raises TaskError for an agent that cannot be loaded."""
-    if agent is not None:
-        return AgentHost(load_agent(agent))
-    return AgentHost(Command(command or []))
+def host(task: dict[str, Any]) -> AgentHost:
+    """task: the recipe's section, as plain values. Raises TaskError for an agent that cannot be loaded."""
+    config = convert({"task": task}).task
+    if not isinstance(config, AgentTask):
+        raise TaskError(f"task.type {config.type} has no agent")
+    if config.agent is None:
+        return AgentHost(Command(config.command or []))
+    agent = load_agent(config.agent)
+    with contextlib.suppress(ImportError):  # now, and not in each of the processes that are forked from this one
+        _ = AgentEndpoint("http://127.0.0.1", "none").client().chat.completions
+    return AgentHost(agent)
 
 
 class AgentHost:

@@ -38,6 +38,8 @@ START_LIMIT_S = 60.0  # built-in tasks need 0.1 s; a task of a user's may import
 END_LIMIT_S = 10.0  # for the kernel to end what was killed
 KEPT_OUTPUT = 2000  # bytes, the last ones: what a process said before its end
 READ_BYTES = 65536
+MOST_STARTS = max(4, os.cpu_count() or 1)
+"""Processes on their way to be ready: where each is an interpreter that imports, more would make all of them late."""
 
 
 class ProcessesLost(Exception):
@@ -214,6 +216,7 @@ class _Zygote:
         self._process, self._commands, self._start = process, commands, start
         self._made: dict[int, Process] = {}  # those that have not ended
         self._numbers = itertools.count()
+        self._starts = asyncio.Semaphore(MOST_STARTS)
         self._threads = 0
         self._listening: asyncio.Task[None] | None = None
         self.gone = False
@@ -267,6 +270,10 @@ class _Zygote:
 
     async def begin(self, seed: int) -> Process:
         """See `Processes.begin`."""
+        async with self._starts:  # each within START_LIMIT_S
+            return await self._begin(seed)
+
+    async def _begin(self, seed: int) -> Process:
         ours, theirs = socket.socketpair()
         readable, writable = os.pipe()
         number = next(self._numbers)

@@ -25,7 +25,7 @@ def lookup(key: str) -> str:
 
 
 class Boxes:
-    tools = [lookup]
+    tools = (lookup,)
 
     def rows(self, split):
         keys = [f"{n * 7 % BOXES:03}" for n in range(BOXES)]

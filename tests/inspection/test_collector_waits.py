@@ -15,6 +15,7 @@ from asyncrl.collectors.entrance import EngineLost
 from asyncrl.collectors.fleet import Fleet
 from asyncrl.collectors.updates import Updates
 from asyncrl.collectors.waits import STILL_S, waits_of
+from asyncrl.config.convert import convert
 from asyncrl.config.recipe import Recipe
 from asyncrl.staleness import Weights
 from asyncrl.weights.base import StagedWeights
@@ -47,6 +48,7 @@ class Collector:
             on_change=nothing,
         )
         self.scoring: list[float] = []
+        self.answering: list[float] = []
 
     async def serve(self) -> None:
         (host,) = self.fleet.hosts
@@ -54,9 +56,9 @@ class Collector:
         await host.engine.stage(StagedWeights(Weights(1, 3), {}, {}, "ab"))
         await host.engine.activate("keep")
 
-    def waits(self) -> list[tuple[str, float, str]]:
+    def waits(self, recipe: Recipe = RECIPE) -> list[tuple[str, float, str]]:
         now = time.time()
-        found = waits_of(RECIPE, self.fleet, self.updates, scoring=self.scoring)
+        found = waits_of(recipe, self.fleet, self.updates, scoring=self.scoring, answering=self.answering)
         return [(wait["for"], round(now - wait["since"]), wait["by"]) for wait in found]
 
 
@@ -156,3 +158,14 @@ async def test_scores_that_do_not_come_are_named(collector):
     assert collector.waits() == []
     collector.scoring.append(time.monotonic() - 30)
     assert collector.waits() == [("3 scores", 30, "the verifiers, within 10 s of work each")]
+
+
+@pytest.mark.asyncio
+async def test_environments_that_take_long_are_named_with_their_limit(collector):
+    await collector.serve()
+    recipe = convert({"task": {"type": "mine:Mine", "step_timeout_s": 40}})
+    now = time.monotonic()
+    collector.answering = [now - 1]
+    assert collector.waits(recipe) == []
+    collector.answering = [now - 1, now - 12]
+    assert collector.waits(recipe) == [("2 environments", 12, "their processes, within 40 s of each step")]
