@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
@@ -14,8 +18,10 @@ from asyncrl.collectors import fleet
 from asyncrl.collectors.engines import transformers
 from asyncrl.collectors.engines.decode import Decoder
 from asyncrl.collectors.engines.transformers import TransformersEngine
+from asyncrl.collectors.seats import Seats
 from asyncrl.schema import pack
 from tests.collector.real import MAX_LENGTH, check_logprobs, versions_of
+from tests.engines.tiny_models import full_forward, make_model, request, staged
 
 pytestmark = [pytest.mark.faults, pytest.mark.asyncio]
 
@@ -146,6 +152,52 @@ async def test_without_partial_answers_the_same_tokens_are_sampled_again(
     _, buffer = await trained(kit, model_path, publisher)
     assert {ticket.losses for ticket in buffer.model.all.values()} == {0}
     assert fault.again == dict.fromkeys(fault.lost, 0)
+
+
+@asynccontextmanager
+async def two_engines(path, *versions) -> AsyncIterator[fleet.Fleet]:
+    """Each serves weights of its own."""
+
+    def engine(name: str) -> TransformersEngine:
+        return TransformersEngine(
+            name, path, slots=2, max_length=None, dtype="float32", attn="auto", trust_remote_code=False
+        )
+
+    found = fleet.Fleet([lambda: engine("c0/0"), lambda: engine("c0/1")])
+    await found.start()
+    for host, version in zip(found.hosts, versions, strict=True):
+        await host.engine.stage(staged(make_model(seed=version), 1, version))
+        await host.engine.activate()
+    try:
+        yield found
+    finally:
+        await found.close()
+
+
+@pytest.mark.parametrize("newer", [1, 2])
+async def test_an_answer_of_two_engines_is_the_one_that_one_would_have_given_and_each_token_has_its_own_weights(
+    kit, tmp_path, monkeypatch, released, newer
+):
+    """Under the same weights no draw differs; under newer ones those before the loss are the old ones', exactly."""
+    make_model(seed=0).save_pretrained(tmp_path)
+    asked = request("r", max_tokens=100, seed=7)
+    async with asyncio.timeout(kit.limit_s), two_engines(tmp_path, 1, newer) as found:
+        undisturbed = await found.hosts[0].engine.generate(replace(asked, id="undisturbed"))
+        fault = Fault(monkeypatch, happening("dies", released))
+        places = Seats(found, may=lambda _: True, wait_s=0.0)
+        answer = await places.generate(asked)
+    tokens, kept = answer.token_ids.tolist(), len(fault.lost["r"])
+    assert places.engines == {"c0/0", "c0/1"}
+    assert (len(tokens), answer.finish_reason) == (100, "length")
+    assert tokens[:kept] == undisturbed.token_ids.tolist()[:kept]
+    expected = [full_forward(make_model(seed=version), asked.token_ids, answer) for version in (1, newer)]
+    np.testing.assert_allclose(answer.logprobs[:kept], expected[0][:kept], atol=2e-5)
+    np.testing.assert_allclose(answer.logprobs[kept:], expected[1][kept:], atol=2e-5)
+    if newer == 1:
+        assert tokens == undisturbed.token_ids.tolist()
+        assert len(answer.spans) == 1
+    else:
+        assert [(s.weights.version, s.start, s.end) for s in answer.spans] == [(1, 0, kept), (2, kept, 100)]
 
 
 async def test_an_engine_that_dies_idle_is_found_by_its_health_check_and_takes_requests_with_current_weights_only(
