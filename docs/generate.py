@@ -45,6 +45,7 @@ EXAMPLES = {
     "GymDataset.name": "spell_backward",
     "Fallback.url": "/nfs/asyncrl/weights",
     "SglangEngine.url": "http://127.0.0.1:30000",
+    "VerifiersTask.environment": "reverse_text",
     "VllmServerEngine.url": "http://127.0.0.1:8000",
     "TokenAge.max_age": 2,
     "Format.pattern": r"<think>.*</think>.*",

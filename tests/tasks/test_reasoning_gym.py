@@ -197,7 +197,7 @@ def test_the_example_is_taught_and_practises(begin: Start, tmp_path: Path) -> No
     }
     taught = [json.loads(line)["prompt"] for line in (tmp_path / "train.jsonl").read_text().splitlines()]
     assert heldout.isdisjoint(taught)
-    assert len(taught) == 4000
+    assert len(taught) == 6000
     for command in (("sft", "./sft.yaml"), ("run", "./rl.yaml", "--set", "eval.prompts=16")):
         process = begin(*command, "--set", "run.max_steps=3")
         _, errors = process.communicate(timeout=120)
