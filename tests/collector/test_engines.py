@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import math
+import random
 from collections import Counter
 
 import pytest
 
+from asyncrl.buffers.audit import ledger_problems
 from asyncrl.buffers.base import State
 from asyncrl.collectors import fleet
 from asyncrl.collectors.engines import simulated
@@ -95,6 +97,50 @@ async def test_a_prompt_that_takes_engines_with_it_fails_as_poison_and_the_other
     stats = await buffer.stats()
     assert (stats.states[State.TRAINED], stats.reasons["failed/poison"]) == (12, 1)
     assert buffer.model.all[3].state is State.FAILED
+
+
+@pytest.mark.parametrize("update", ["keep", "abort-and-continue"])
+async def test_whichever_engines_are_lost_and_when_every_answer_is_whole_and_its_versions_never_fall(
+    kit, engines, monkeypatch, update
+):
+    monkeypatch.setattr(fleet, "MOST_RESTARTS", 10**6)
+    chosen = random.Random(5)
+    recipe = kit.recipe(
+        run={"max_steps": 12},
+        collector={
+            "engines": 4,
+            "engine": {"type": "simulated", "slots": 4, "token_s": 0.001, "mean_tokens": 40.0},
+            "sampling": {"max_tokens": 4000},
+        },
+        weights={"update": update},
+        buffer={"max_trajectory_age": 3},
+    )
+    buffer = kit.buffer(recipe)
+    learner = kit.learner(buffer)
+
+    def at_work():
+        return [engine for engine in engines if any(engine.progress(id) >= 3 for id in engine._running)]
+
+    async with kit.collecting(recipe, buffer) as task:
+        await learner.start()
+        for _ in range(10):
+            await kit.until(at_work, task)
+            await chosen.choice(at_work()).close()
+            await learner.step()
+        for _ in range(2):
+            await learner.step()
+    rows = [row for batches in learner.batches.values() for batch in batches for row in batch.to_pylist()]
+    assert len({(row["ticket"], row["member"]) for row in rows}) == len(rows) == 48
+    for row in rows:
+        length = 40.0 * simulated.relative_length(recipe.run.seed, row["ticket"], row["member"], 1.0)
+        assert (row["finish_reason"], sum(row["loss_mask"])) == ("stop", max(1, round(length)))
+        versions = [span["version"] for span in row["spans"]]
+        assert versions == sorted(set(versions)), "one span a stretch"
+    assert len(engines) > 10, "and most of ten that were lost were started again by then"
+    assert any("," in row["engine"] for row in rows)
+    stats = await buffer.stats()
+    assert ledger_problems(*(await buffer.snapshot()), buffer.limits) == []
+    assert (stats.states[State.TRAINED], stats.refused_puts) == (24, 0)
 
 
 @pytest.fixture
