@@ -27,7 +27,7 @@ from asyncrl.collectors.engines.base import Completion, FinishReason, Request, r
 from asyncrl.collectors.episode import Episode, EpisodeLost, Played, Player, Sampler, Turn
 from asyncrl.collectors.rollout import TaskPrompts
 from asyncrl.collectors.single import ask, nothing_sampled
-from asyncrl.environments.base import INVALID, LOST, EnvironmentFailed, EnvironmentLost, Step
+from asyncrl.environments.base import INVALID, LOST, RAISED, EnvironmentFailed, EnvironmentLost, Step
 from asyncrl.environments.live import Live
 from asyncrl.environments.processes import Processes, ProcessesLost
 from asyncrl.rewards.pool import Score, VerifierPool
@@ -110,13 +110,19 @@ class TurnPlayer(Player):
             if failure := await run.turns_to_the_end():
                 return failure
             run.parts = await run.answer(run.live.score())
-            await run.answer(run.live.close())
         except EnvironmentFailed as error:
-            self._failures[error.failure] += 1
-            if self._failures[error.failure] == 1:  # later ones are only counted: a broken one fails each time
-                logger.warning("%s", error)
+            self._tell(error)
             return error.failure
+        try:
+            await run.answer(run.live.close())
+        except EnvironmentFailed as error:  # what it was worth is known, and its process ends anyway
+            self._tell(error)
         return ""
+
+    def _tell(self, error: EnvironmentFailed) -> None:
+        self._failures[error.failure] += 1
+        if self._failures[error.failure] == 1:  # later ones are only counted: a broken one fails each time
+            logger.warning("%s", error)
 
     async def _score(self, run: _Run) -> Score:
         answer: dict[str, Any] = {
@@ -174,7 +180,7 @@ class _Run:
         return self.turns or ([] if self._unasked is None else [self._unasked])
 
     def played(self, score: Score) -> Played:
-        info: dict[str, Any] = {"turns": len(self.turns), **self.live.info}
+        info: dict[str, Any] = {**self.live.info, "turns": len(self.turns)}
         if self.ended_by:
             info["ended_by"] = self.ended_by
         return Played(
@@ -188,7 +194,7 @@ class _Run:
         # The same for all members: they are attempts at one and the same thing.
         seed = request_seed(episode.run, episode.ordinal, 0, 0, 0)
         opening = await self.answer(self.live.reset(episode.prompt.row, seed))
-        conversation = list(opening if opening is not None else self._prompts.messages(episode.prompt.row))
+        conversation = self._own_opening() if opening is None else list(opening)
         try:
             before = rendered(tokenizer, conversation, tools=tools)
             while True:
@@ -214,6 +220,12 @@ class _Run:
                 before = went_on(tokenizer, after, [*conversation, *self.messages], tools=tools)
         except TaskError as error:  # the template refuses what the environment says
             raise EnvironmentFailed(INVALID, str(error)) from error
+
+    def _own_opening(self) -> list[Message]:
+        try:
+            return self._prompts.messages(self.episode.prompt.row)
+        except Exception as error:  # the user's program: it made the prompt before, and may be of another mind now
+            raise EnvironmentFailed(RAISED, f"messages: {type(error).__name__}: {error}") from error
 
     async def answer(self, call: Awaitable[T]) -> T:
         """What the environment says, which has a limit of its own."""

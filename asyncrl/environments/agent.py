@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib.util
 import inspect
 import json
 import os
@@ -31,6 +32,7 @@ BASE_URL, API_KEY, ROW = "OPENAI_BASE_URL", "OPENAI_API_KEY", "ASYNCRL_ROW"
 
 LARGEST_VARIABLE = 100_000  # bytes; Linux allows 128 KiB
 KEPT_OUTPUT = 1 << 20  # bytes, the last ones, of what a command prints: its reward is there
+WARM_UP_S = 30.0
 LAST_WORDS_S = 2.0  # for output that is on its way when a command has ended; what it left behind may hold it open
 
 
@@ -45,7 +47,7 @@ class AgentEndpoint:
         """An `openai.AsyncOpenAI` for it. options: its own, such as timeout. Raises ImportError without the package."""
         import openai
 
-        # Plain HTTP: certificates would be read for every episode, in a third of the time that a short one takes.
+        # Plain HTTP, so that no certificates have to be read, which takes longer than all the rest.
         http = openai.DefaultAsyncHttpxClient(verify=False)
         return openai.AsyncOpenAI(
             base_url=self.base_url, api_key=self.api_key, **{"http_client": http, "max_retries": 0, **options}
@@ -60,9 +62,32 @@ def host(task: dict[str, Any]) -> AgentHost:
     if config.agent is None:
         return AgentHost(Command(config.command or []))
     agent = load_agent(config.agent)
-    with contextlib.suppress(ImportError):  # now, and not in each of the processes that are forked from this one
-        _ = AgentEndpoint("http://127.0.0.1", "none").client().chat.completions
+    if importlib.util.find_spec("openai") is not None:
+        before = set(threading.enumerate())
+        asyncio.run(warm_up())
+        for thread in set(threading.enumerate()) - before:  # a process with threads cannot be forked
+            thread.join(WARM_UP_S)
     return AgentHost(agent)
+
+
+async def warm_up() -> None:
+    """Make a call, to a server that is here. OpenAI's package loads and builds most of itself at the first one: 0.4 s,
+    which each of the processes that are forked from this one would take again."""
+    choice = {"index": 0, "message": {"role": "assistant", "content": ""}, "finish_reason": "stop"}
+    answer = {"id": "", "object": "chat.completion", "created": 0, "model": "", "choices": [choice]}
+    body = json.dumps(answer)
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        head = f"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+        writer.write((head + body).encode())
+        await reader.read()  # until the client is done with it
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server, asyncio.timeout(WARM_UP_S):
+        port = server.sockets[0].getsockname()[1]
+        async with AgentEndpoint(f"http://127.0.0.1:{port}", "none").client() as client:
+            await client.chat.completions.create(model="", messages=[{"role": "user", "content": ""}])
 
 
 class AgentHost:

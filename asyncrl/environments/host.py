@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -63,7 +64,7 @@ class Host:
             "messages": messages,
             "done": bool(step.done),
             "reward": None if step.reward is None else _reward(step.reward),
-            "info": dict(step.info),
+            "info": _info(step.info),
         }
 
     def score(self) -> dict[str, float | None] | None:
@@ -100,6 +101,14 @@ def _messages(method: str, returned: object) -> list[Message]:
         raise Unusable(
             f"the messages of {method} are {returned!r:.100}: give a list of {{'role': ..., 'content': ...}} ({error})"
         ) from None
+
+
+def _info(given: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        json.dumps(given, allow_nan=False)
+        return dict(given)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise Unusable(f"the info of a step is {given!r:.100}: give JSON values, no NaN among them ({error})") from None
 
 
 def _reward(given: Any) -> float:

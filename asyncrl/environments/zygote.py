@@ -15,6 +15,7 @@ it has made: any other one is an orphan of an episode that has ended.
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import selectors
 import signal
@@ -50,10 +51,11 @@ def main() -> None:
     sys.path.extend(entry for entry in start.path if entry not in sys.path)
     try:
         target = load(start.factory)(**start.arguments)
-    except BaseException as error:
+        zygote = Zygote(commands, parent, target, start)
+    except BaseException as error:  # SystemExit too: the collector must hear why
         send(commands, Built(0, last_line(error)))
         return
-    zygote = Zygote(commands, parent, target, start)
+    gc.freeze()  # a collection in a child would write to all memory that it shares
     send(commands, Built(zygote.threads))
     zygote.run()
     sys.stdout.flush()

@@ -123,6 +123,8 @@ class Guess:
             return Step([{"role": "user", "content": "?"}], reward=float("nan"))
         if self.fault == "nothing said":
             return Step()
+        if self.fault == "odd info":
+            return Step(done=True, info={"when": float("nan")})
         if self.fault == "unknown role":
             return Step([{"role": "narrator", "content": "?"}])
         if answer.text == self.secret:
@@ -376,7 +378,7 @@ FAULTS = {
     "nothing said": ("environment_invalid", 1),
     "unknown role": ("environment_invalid", 1),
     "score raises": ("environment_raised", 1),
-    "close raises": ("environment_raised", 1),
+    "odd info": ("environment_invalid", 1),
 }
 
 
@@ -395,6 +397,15 @@ async def test_a_faulty_environment_leaves_its_episode_unscored_by_name(
     assert sum(len(turn.completion.token_ids) > 0 for turn in played.turns) == turns
     (row,) = trajectories(played)
     assert row.failure == failure
+
+
+async def test_an_environment_that_cannot_close_has_been_scored_all_the_same(
+    model: Path, game: Callable[..., dict[str, Any]], caplog: pytest.LogCaptureFixture
+) -> None:
+    async with playing(model, game(fault="close raises")) as table:
+        played = await table.play("5")
+    assert (played.score.reward, played.score.failure) == (1.0, "")
+    assert "close: OSError: at the end" in caplog.text
 
 
 async def test_the_examples_of_the_page_can_be_played(model: Path, write_module: Callable[[str, str], str]) -> None:
