@@ -51,6 +51,7 @@ class Seats(Sampler):
         self._fleet, self._may, self._wait_s = fleet, may, wait_s
         self._sessions: dict[str, _Session] = {}
         self._placed: dict[str, Host] = {}  # requests that have a slot, some before they are asked
+        self._unasked: dict[int, str] = {}  # member -> the request that a slot is reserved for
         self._answers: dict[str, _Answer] = {}
         self._heard: dict[str, Callable[[], None]] = {}
         self._sampled = 0  # by requests that have ended
@@ -69,12 +70,15 @@ class Seats(Sampler):
         for request, n in zip(first, spread([host.load() for host in hosts], [*map(_ask, first)]), strict=True):
             self._sessions[request.session] = _Session(hosts[n])
             self._place(request, hosts[n])
+            self._unasked[request.member] = request.id
         return True
 
     async def generate(self, request: Request) -> Completion:
         """See Sampler. Raises EngineError when no engine serves what it needs in time, or it lost too many."""
         if request.id in self._answers:
             raise ValueError(f"request {request.id}: a request of this id is running: ids must be unique")
+        if (reserved := self._unasked.pop(request.member, request.id)) != request.id:
+            self._leave(reserved)  # its episode was lost before it asked, and has begun again under another name
         answer = self._answers[request.id] = _Answer(self._heard.get(request.id))
         try:
             await self._sample(request, answer)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import pytest
 
@@ -222,6 +223,19 @@ async def test_the_slots_of_a_group_are_reserved_and_given_back() -> None:
         places.release()
         assert found.startable(4) == 2
         assert [host.load().tokens for host in found.hosts] == [0, 0]
+
+
+async def test_an_episode_that_was_lost_before_it_asked_has_one_slot_when_it_begins_again() -> None:
+    async with engines(1) as found:
+        (host,) = found.hosts
+        places = anything(found)
+        assert places.reserve(replace(request(f"m{n}"), member=n) for n in range(2))
+        again = asyncio.ensure_future(places.generate(replace(request("m1+1"), member=1)))
+        await until(lambda: host.entrance.inside)
+        assert sorted(host.decoding) == ["m0/0", "m1+1/0"]
+        await again
+        assert list(host.decoding) == ["m0/0"]
+        places.release()
 
 
 async def test_what_was_sampled_is_outstanding_no_longer() -> None:
