@@ -171,6 +171,19 @@ def test_a_dataset_that_cannot_be_used_is_refused_with_the_fix(
     assert len(str(caught.value).splitlines()) <= 3
 
 
+def test_datasets_that_differ_from_process_to_process_are_used_where_text_is_hashed_in_one_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PYTHONHASHSEED", "0")
+    assert len(built({"name": "ransom_note"}, heldout_rows=5).rows("heldout")) == 5
+
+
+def test_a_score_that_raises_is_no_zero() -> None:
+    task = built({"name": "prime_factorization"}, heldout_rows=5, answer="whole")
+    with pytest.raises(ValueError, match="invalid literal"):
+        task.score(task.rows("train")[0], said("no idea"))
+
+
 def test_questions_that_are_all_held_out_leave_nothing_to_train(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("asyncrl.tasks.reasoning_gym.HELDOUT_TRIES", 50)
     few = {"name": "lcm", "config": {"min_value": 2, "max_value": 3}}  # of 2 and 2, 2 and 3, 3 and 2, 3 and 3
