@@ -95,7 +95,7 @@ def _note_derived(tree: CommentedMap, recipe: Recipe) -> None:
         slots = "max_num_seqs" if isinstance(engine, VllmEngine) else "slots"
         _note(tree["collector"]["engine"], slots, f"{derived.engine_slots} requests at once")
     if recipe.collector.max_concurrent_groups == "auto":
-        _note(tree["collector"], "max_concurrent_groups", f"{derived.most_groups}")
+        _note(tree["collector"], "max_concurrent_groups", f"{derived.most_groups} groups")
 
 
 def _note(section: CommentedMap, key: str, text: str) -> None:
