@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import tempfile
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -14,6 +15,7 @@ from asyncrl.collectors.engines.base import EngineError, Request
 from asyncrl.collectors.engines.vllm_base import CLOSE_S, VllmBase
 from asyncrl.collectors.engines.vllm_request import sampling_params
 from asyncrl.collectors.engines.vllm_start import start_vllm
+from asyncrl.collectors.engines.vllm_words import said
 
 if TYPE_CHECKING:
     from asyncrl.collectors.engines.vllm_base import Llm
@@ -43,6 +45,7 @@ class VllmEngine(VllmBase):
         extra: Mapping[str, Any],
     ) -> None:
         super().__init__(name, model_path, slots=slots, trust_remote_code=trust_remote_code)
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._arguments = {
             "model": str(model_path),
             "dtype": dtype,
@@ -63,10 +66,24 @@ class VllmEngine(VllmBase):
             llm = await in_thread(partial(start_vllm, self._slots, self._arguments))
         except Exception as error:
             raise EngineError(f"engine {self.name}: vLLM does not start: {type(error).__name__}: {error}") from error
+        self._folder = tempfile.TemporaryDirectory(prefix="asyncrl-vllm-")
+        await self._call(llm.collective_rpc("asyncrl_last_words", args=(str(self._words),)))
         config = llm.vllm_config.model_config
         self._limit = config.max_model_len
         self._vocabulary = self._most = config.get_vocab_size()
         return llm
+
+    @property
+    def _words(self) -> Path:
+        assert self._folder is not None, "`_begin` makes it"
+        return Path(self._folder.name) / "last-words"
+
+    def _failure(self, request: Request, error: Exception) -> EngineError:
+        failure = super()._failure(request, error)
+        if words := said(self._words):
+            failure = EngineError(f"{failure} Its worker had: {words}")
+            failure.__cause__ = error
+        return failure
 
     def _sampling(self, request: Request) -> Any:
         return sampling_params(request, limit=self._limit, vocabulary=self._vocabulary)
@@ -81,3 +98,6 @@ class VllmEngine(VllmBase):
         if llm.output_handler is not None:
             llm.output_handler.cancel()  # else it takes the end of the processes for a failure, and says so
         await asyncio.to_thread(partial(llm.shutdown, timeout=CLOSE_S))
+        if self._folder is not None:
+            self._folder.cleanup()
+            self._folder = None

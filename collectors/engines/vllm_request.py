@@ -126,13 +126,14 @@ class VllmAnswer(Answer):
         tokens = output.token_ids
         count = len(tokens)
         if count:
-            found = output.logprobs
-            if not self._likeliest:
-                count = self.take(tokens, found.logprobs)
-            else:  # of token t, the entries starts[t] to ends[t]: its own first, then the likeliest
+            found = output.logprobs  # of token t, the entries starts[t] to ends[t]: its own first, then the likeliest
+            logprobs, kept = found.logprobs, None
+            if self._likeliest or len(logprobs) != count:  # a server gives one also where none is asked for
                 starts, ends = found.start_indices, found.end_indices
-                kept = [self._left(found, start, end) for start, end in zip(starts, ends, strict=True)]
-                count = self.take(tokens, [found.logprobs[start] for start in starts], kept)
+                logprobs = [logprobs[start] for start in starts]
+                if self._likeliest:
+                    kept = [self._left(found, start, end) for start, end in zip(starts, ends, strict=True)]
+            count = self.take(tokens, logprobs, kept)
         if output.finish_reason is not None:
             self.ended = True
             self._finish_reason, self._spans = output.finish_reason, output.weight_versions or ()

@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -33,6 +34,7 @@ from vllm.platforms import current_platform
 from asyncrl.collectors.engines import vllm_tether
 from asyncrl.collectors.engines.vllm_about import TRANSFER, About
 from asyncrl.collectors.engines.vllm_served import ServedModel
+from asyncrl.collectors.engines.vllm_words import LastWords
 from asyncrl.weights.base import StagedWeights, WeightsError
 from asyncrl.weights.manifest import Form, combine, tensor_bytes
 from asyncrl.weights.reach import here
@@ -191,6 +193,10 @@ class WorkerPart:
         )
         found: dict[str, Any] = msgspec.to_builtins(about)
         return found
+
+    def asyncrl_last_words(self, file: str) -> None:
+        """Have the error that ends this process written into a file."""
+        logging.getLogger("vllm").addHandler(LastWords(Path(file)))
 
     def asyncrl_check(self, forms: Sequence[Sequence[Any]], tied: dict[str, str]) -> str:
         """What `ServedModel.check` says against weights of these (name, dtype, shape); "" = nothing."""

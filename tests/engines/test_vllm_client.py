@@ -18,13 +18,19 @@ REQUEST = Request("a", "g", "s", (1, 2, 3), Sampling(), seed=5)
 LABEL = label_of(Served(Weights(1, 4), "aa"))
 
 
+TOP = '{"token_id": 9, "logprob": -0.1, "rank": 1}'
+"""The likeliest token, which a server adds also where none is asked for."""
+
+
 def event(choice: str) -> Output:
     text = f'{{"request_id": "generate-tokens-a#1", "usage": null, "output_mode": "tokens", "choices": [{choice}]}}'
     return msgspec.json.decode(text, type=Output)
 
 
 def choice(tokens: str, logprobs: str, end: str = "null", versions: str = "null") -> str:
-    content = ", ".join(f'{{"token_id": 0, "logprob": {p}, "rank": 1, "top_logprobs": []}}' for p in logprobs.split())
+    content = ", ".join(
+        f'{{"token_id": 0, "logprob": {p}, "rank": 1, "top_logprobs": [{TOP}]}}' for p in logprobs.split()
+    )
     return (
         f'{{"index": 0, "token_ids": [{tokens}], "logprobs": {{"content": [{content}]}}, "finish_reason": {end}, '
         f'"stop_reason": null, "routed_experts": null, "sampling_mask": null, "weight_versions": {versions}}}'

@@ -97,7 +97,8 @@ class VllmDouble(HttpDouble):
             if place == 2 and self.then is not None:
                 yield self.then
                 return
-            content = [{"token_id": 7, "logprob": self.logprob if place == 2 else -0.5, "rank": 1, "top_logprobs": []}]
+            likeliest = {"token_id": 7, "logprob": self.logprob if place == 2 else -0.5, "rank": 1}
+            content = [{**likeliest, "top_logprobs": [likeliest]}]  # one, also where none is asked for
             yield {"choices": [{"index": 0, "token_ids": [7], "logprobs": {"content": content}}]}
         else:
             yield self._end("length", wanted)

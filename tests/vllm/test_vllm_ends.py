@@ -77,6 +77,7 @@ async def test_a_vllm_that_is_out_of_memory_ends_all_requests(saved: Path, model
         (said,) = await all_ended(engine, model, tasks)
         assert "does not generate any more: vLLM failed at request" in said
         assert "EngineDeadError" in said
+        assert "can't allocate memory" in said
         for task in more:
             with pytest.raises(EngineError, match="EngineDeadError"):
                 await task
