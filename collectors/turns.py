@@ -22,7 +22,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from asyncrl.buffers.concurrency import end_all
+from asyncrl.buffers.concurrency import all_or_nothing, end_all
 from asyncrl.collectors.engines.base import Completion, FinishReason, Request, request_seed
 from asyncrl.collectors.episode import Episode, EpisodeLost, Played, Player, Sampler, Turn
 from asyncrl.collectors.rollout import TaskPrompts
@@ -82,10 +82,9 @@ class TurnPlayer(Player):
         return self._answering
 
     async def start(self) -> None:
-        await self._pool.start()
         try:
-            await self._processes.start()
-        except ProcessesLost as error:
+            await all_or_nothing([self._pool.start(), self._processes.start()])
+        except ProcessesLost as error:  # at first that is the task's fault
             raise TaskError(str(error)) from error
 
     async def play(self, episode: Episode, sampler: Sampler) -> Played:

@@ -9,6 +9,7 @@ import re
 import signal
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -95,10 +96,15 @@ from asyncrl.tasks.base import Row
 LEFT = []
 
 class Guess:
-    def __init__(self, fault):
-        self.fault, self.guesses = fault, 0
+    def __init__(self, scored):
+        self.guesses = 0
+        if scored:
+            self.score = lambda: {"quick": 1.0 / self.guesses}
 
     def reset(self, row, seed):
+        self.fault = row.info.get("fault", "")
+        if self.fault == "score raises":
+            self.score = lambda: 1 / 0
         if self.fault == "reset raises":
             raise KeyError("no such game")
         if self.fault == "reset hangs":
@@ -135,21 +141,15 @@ class Guess:
         if self.fault == "close raises":
             raise OSError("at the end")
 
-class Scored(Guess):
-    def score(self):
-        if self.fault == "score raises":
-            raise IndexError("too few")
-        return {"quick": 1.0 / self.guesses}
-
 class Game:
-    def __init__(self, fault="", scored=False):
-        self.fault, self.scored = fault, scored
+    def __init__(self, scored=False):
+        self.scored = scored
 
     def rows(self, split):
         return [Row("1", "a game", answer="5")]
 
     def environment(self):
-        return (Scored if self.scored else Guess)(self.fault)
+        return Guess(self.scored)
 """
 
 
@@ -202,9 +202,12 @@ class Table:
         self.recipe, self.prompts, self.player = recipe, prompts, player
         self.scripts: list[Script] = []
 
-    async def play(self, *texts: str | None, member: int = 0) -> Played:
+    async def play(self, *texts: str | None, member: int = 0, fault: str = "") -> Played:
         sampling = sampling_of(self.recipe, self.prompts.stop_token_ids)
-        episode = Episode(self.prompts.train(0), "0.0", "test", 0, 0, member, sampling)
+        prompt = self.prompts.train(0)
+        if fault:  # as if the row said so
+            prompt = replace(prompt, row=replace(prompt.row, info={"fault": fault}))
+        episode = Episode(prompt, "0.0", "test", 0, 0, member, sampling)
         self.scripts.append(Script(self.prompts.tokenizer, texts))
         async with asyncio.timeout(LIMIT_S):
             return await self.player.play(episode, self.scripts[-1])
@@ -281,10 +284,13 @@ async def test_what_goes_wrong_in_a_call_is_told_and_the_episode_goes_on(model: 
         call("fail", how="memory"): "Error: MemoryError:",
         call("fail", how="die"): "Error: fail ended its process",
         call("fail", how="fork"): "Error: fail ended its process",
-        call("fail", how="hang"): "Error: fail timed out after 1 s",
         '{"name": 3}': "Error: this call cannot be read: a call needs a name that is a string, got 3",
     }
-    async with playing(model, {**tools, "step_timeout_s": 1}, max_turns=2) as table:
+    async with playing(model, {**tools, "step_timeout_s": 1}) as table:
+        played = await table.play(call("fail", how="hang"), "3")
+        assert said(played) == ["Error: fail timed out after 1 s"]
+        assert (played.score.parts["right"], played.info["tool_errors"]) == (1.0, 1)
+    async with playing(model, tools) as table:
         for asked, answer in faults.items():
             played = await table.play(asked, "3")
             assert said(played) == [answer.strip()], asked
@@ -382,28 +388,28 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize("fault", [*FAULTS, ""])
+@pytest.mark.parametrize("hanging", [True, False], ids=["that hangs", "that does something else"])
 async def test_a_faulty_environment_leaves_its_episode_unscored_by_name(
-    model: Path, game: Callable[..., dict[str, Any]], fault: str
+    model: Path, game: Callable[..., dict[str, Any]], hanging: bool
 ) -> None:
-    """The last one has no fault: the control."""
-    failure, turns = FAULTS.get(fault, ("", 1))
-    task = game(fault=fault, scored=fault == "score raises")
-    async with playing(model, {**task, "step_timeout_s": 0.5 if "hangs" in fault else 20}) as table:
-        played = await table.play("5")
-    assert played.score.failure == failure
-    assert math.isnan(played.score.reward) == bool(failure)
-    assert len(played.turns) == 1  # one stands in the record also where nothing was sampled
-    assert sum(len(turn.completion.token_ids) > 0 for turn in played.turns) == turns
-    (row,) = trajectories(played)
-    assert row.failure == failure
+    """All of them in one collector; the last one has no fault: the control."""
+    faults = {fault: found for fault, found in FAULTS.items() if ("hangs" in fault) == hanging}
+    async with playing(model, {**game(), "step_timeout_s": 2 if hanging else 20}) as table:
+        for fault, (failure, turns) in {**faults, "": ("", 1)}.items():
+            played = await table.play("5", fault=fault)
+            assert played.score.failure == failure, fault
+            assert math.isnan(played.score.reward) == bool(failure)
+            assert len(played.turns) == 1  # one stands in the record also where nothing was sampled
+            assert sum(len(turn.completion.token_ids) > 0 for turn in played.turns) == turns, fault
+            (row,) = trajectories(played)
+            assert row.failure == failure
 
 
 async def test_an_environment_that_cannot_close_has_been_scored_all_the_same(
     model: Path, game: Callable[..., dict[str, Any]], caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with playing(model, game(fault="close raises")) as table:
-        played = await table.play("5")
+    async with playing(model, game()) as table:
+        played = await table.play("5", fault="close raises")
     assert (played.score.reward, played.score.failure) == (1.0, "")
     assert "close: OSError: at the end" in caplog.text
 
