@@ -176,7 +176,9 @@ def _check(dataset: GymDataset, known: Mapping[str, tuple[type, type]]) -> None:
             hint = f"Did you mean {close[0]}?" if close else f"It has {', '.join(fields)}"
             raise TaskError(f"{where} has no config {key!r}. {hint}")
     try:
-        config_class(**dataset.config).validate()
+        config = config_class(**dataset.config)
+        if hasattr(config, "validate"):  # two have nothing to validate
+            config.validate()
     except Exception as error:  # they are checked by assert, and by what comes of a value of another type
         raise TaskError(f"{where} refuses its config {dataset.config}: {_said(error)}") from error
 

@@ -178,6 +178,10 @@ def test_datasets_that_differ_from_process_to_process_are_used_where_text_is_has
     assert len(built({"name": "ransom_note"}, heldout_rows=5).rows("heldout")) == 5
 
 
+def test_a_dataset_that_validates_nothing_is_used_too() -> None:
+    assert len(built({"name": "power_function"}, heldout_rows=5).rows("heldout")) == 5
+
+
 def test_a_score_that_raises_is_no_zero() -> None:
     task = built({"name": "prime_factorization"}, heldout_rows=5, answer="whole")
     with pytest.raises(ValueError, match="invalid literal"):
