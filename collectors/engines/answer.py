@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -22,14 +22,18 @@ class Answer(ABC):
     """`tokens` grows. `error` is set if it must not go on; `stopped_by` once a stop string is complete: then it is
     whole, whatever the server samples still. `ended` is set when the server has ended it."""
 
-    def __init__(self, request: Request, served: Served, stops: StopStrings | None) -> None:
-        """served: what it begins under. stops: looks for the request's stop strings; None: it has none."""
+    def __init__(
+        self, request: Request, served: Served, stops: StopStrings | None, *, barred: Iterable[int] = ()
+    ) -> None:
+        """served: what it begins under. stops: looks for the request's stop strings; None: it has none. barred: ids
+        that cannot be drawn before the request's `min_tokens`."""
         self.tokens: list[int] = []
         self.error = ""
         self.stopped_by = ""
         self.ended = False
         self.sampled = 0  # by the server, for all that came until now
         self._request, self._stops = request, stops
+        self._barred = sorted(~id for id in barred)
         self._logprobs: list[float] = []
         self._kept: list[Sequence[int]] | None = None  # by token, between which ones it was drawn; None: all
         self._stretches = Stretches()
@@ -104,12 +108,10 @@ class Answer(ABC):
     def _support(self) -> Support | None:
         if self._kept is not None:
             return Support.of(self._kept)
-        sampling = self._request.sampling
-        barred = sorted(~id for id in sampling.stop_token_ids)
-        early = min(sampling.min_tokens, len(self.tokens))
-        if not (barred and early):
+        early = min(self._request.sampling.min_tokens, len(self.tokens))
+        if not (self._barred and early):
             return None
-        return Support.of([*[barred] * early, *[()] * (len(self.tokens) - early)])
+        return Support.of([*[self._barred] * early, *[()] * (len(self.tokens) - early)])
 
 
 def completion_of(

@@ -77,8 +77,7 @@ def sampling_of(request: Request, *, limit: int, vocabulary: int) -> dict[str, A
         "temperature": sampling.temperature,
         "max_tokens": max_tokens,
         "min_tokens": min(sampling.min_tokens, max_tokens),
-        # An id without a logit is never sampled, and vLLM dies of one that min_tokens holds back.
-        "stop_token_ids": [id for id in sampling.stop_token_ids if id < vocabulary],
+        "stop_token_ids": drawable(sampling.stop_token_ids, vocabulary),
         "ignore_eos": True,
         "seed": seed_of(request),
         "logprobs": likeliest(request, vocabulary),
@@ -87,6 +86,11 @@ def sampling_of(request: Request, *, limit: int, vocabulary: int) -> dict[str, A
     if truncates(sampling):
         found |= {"top_k": sampling.top_k, "top_p": sampling.top_p, "min_p": sampling.min_p}
     return found
+
+
+def drawable(ids: Sequence[int], vocabulary: int) -> list[int]:
+    """Those that have a logit. Others are never sampled, and vLLM dies of one that min_tokens holds back."""
+    return [id for id in ids if id < vocabulary]
 
 
 def sampling_params(request: Request, *, limit: int, vocabulary: int) -> SamplingParams:
@@ -114,7 +118,7 @@ class VllmAnswer(Answer):
     """One answer while vLLM streams it."""
 
     def __init__(self, request: Request, served: Served, stops: StopStrings | None, *, vocabulary: int) -> None:
-        super().__init__(request, served, stops)
+        super().__init__(request, served, stops, barred=drawable(request.sampling.stop_token_ids, vocabulary))
         self._vocabulary = vocabulary
         self._likeliest = likeliest(request, vocabulary)
         self._spans: Sequence[Any] = ()

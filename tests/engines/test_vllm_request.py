@@ -199,7 +199,7 @@ def test_more_tokens_that_are_equal_to_the_last_of_top_k_than_were_asked_for_are
 
 def test_the_support_of_tokens_before_the_least_number_is_all_but_the_stop_tokens() -> None:
     part = Part([7, 8, 9], Logprobs([-1.0, -1.0, -1.0]), "length", SPANS)
-    support = answer(part, min_tokens=2, stop_token_ids=(5, 40)).completion().support
+    support = answer(part, min_tokens=2, stop_token_ids=(5, 40, VOCABULARY)).completion().support
     assert support is not None
     assert (support.counts.tolist(), support.ids.tolist()) == ([2, 2, 0], [~40, ~5, ~40, ~5])
     assert answer(part, min_tokens=2).completion().support is None
