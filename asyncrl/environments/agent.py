@@ -15,6 +15,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import IO, Any
@@ -63,11 +64,17 @@ def host(task: dict[str, Any]) -> AgentHost:
         return AgentHost(Command(config.command or []))
     agent = load_agent(config.agent)
     if importlib.util.find_spec("openai") is not None:
-        before = set(threading.enumerate())
+        before = threads()
         asyncio.run(warm_up())
-        for thread in set(threading.enumerate()) - before:  # a process with threads cannot be forked
-            thread.join(WARM_UP_S)
+        deadline = time.monotonic() + WARM_UP_S
+        while threads() > before and time.monotonic() < deadline:  # one that has ended is not gone at once
+            time.sleep(0.001)
     return AgentHost(agent)
+
+
+def threads() -> int:
+    """Of this process; one with several is not forked."""
+    return len(os.listdir("/proc/self/task"))
 
 
 async def warm_up() -> None:

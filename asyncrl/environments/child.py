@@ -21,7 +21,7 @@ from typing import Any, BinaryIO, cast
 import msgspec
 
 from asyncrl.environments.wire import LARGEST_REPLY, Call, Ready, Reply
-from asyncrl.rewards.worker import Start, die_with_parent, last_line, load, read_frame, write_frame
+from asyncrl.rewards.worker import Start, build, die_with_parent, last_line, read_frame, write_frame
 
 PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 
@@ -41,9 +41,8 @@ def main() -> None:
     parent, stream, output, seed = map(int, sys.argv[1:])
     channel = become(parent, stream, output, seed)
     start = msgspec.msgpack.decode(read_frame(channel), type=Child)
-    sys.path.extend(entry for entry in start.path if entry not in sys.path)
     try:
-        target = load(start.factory)(**start.arguments)
+        target = build(start)
     except BaseException as error:  # SystemExit too: the parent must hear why
         write_frame(channel, Ready(last_line(error)))
         return

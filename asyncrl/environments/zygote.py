@@ -31,7 +31,7 @@ import msgspec
 
 from asyncrl.environments import child
 from asyncrl.environments.wire import PACKET_BYTES, Begin, Built, Command, End, Ended, Event, NotBegun
-from asyncrl.rewards.worker import die_with_parent, last_line, load, read_frame
+from asyncrl.rewards.worker import build, die_with_parent, last_line, read_frame, take_protocol
 
 ROUNDS = 1000  # of looking for orphans: each kills those that are there, and those that they started are there next
 LAST_S = 5.0  # for the children to be gone at the end
@@ -42,15 +42,10 @@ def main() -> None:
     parent, descriptor = map(int, sys.argv[1:])
     die_with_parent(parent)
     commands = socket.socket(fileno=descriptor)
-    with os.fdopen(os.dup(0), "rb") as stdin:
-        start = msgspec.msgpack.decode(read_frame(stdin), type=child.Child)
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    os.close(nothing)
-    os.dup2(2, 1)
-    sys.path.extend(entry for entry in start.path if entry not in sys.path)
+    requests, _ = take_protocol()
+    start = msgspec.msgpack.decode(read_frame(requests), type=child.Child)
     try:
-        target = load(start.factory)(**start.arguments)
+        target = build(start)
         zygote = Zygote(commands, parent, target, start)
     except BaseException as error:  # SystemExit too: the collector must hear why
         send(commands, Built(0, last_line(error)))

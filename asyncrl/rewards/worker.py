@@ -67,9 +67,8 @@ def main() -> None:
     die_with_parent(int(sys.argv[1]))
     requests, replies = take_protocol()
     start = msgspec.msgpack.decode(read_frame(requests), type=Start)
-    sys.path.extend(entry for entry in start.path if entry not in sys.path)
     try:
-        scorer = load(start.factory)(**start.arguments)
+        scorer = build(start)
         ready = Ready(check_weights(scorer.part_weights()))
     except BaseException as error:  # SystemExit too: the parent must hear why, and nothing else may answer it
         write_frame(replies, Ready({}, last_line(error)))
@@ -103,10 +102,11 @@ def last_line(error: BaseException) -> str:
     ).decode()  # a message may quote half a surrogate pair, which cannot be sent
 
 
-def load(factory: str) -> Any:
-    """The object that "module:name" names."""
-    module, _, name = factory.partition(":")
-    return getattr(importlib.import_module(module), name)
+def build(start: Start) -> Any:
+    """What the factory returns. Raises what importing and calling it raises."""
+    sys.path.extend(entry for entry in start.path if entry not in sys.path)
+    module, _, name = start.factory.partition(":")
+    return getattr(importlib.import_module(module), name)(**start.arguments)
 
 
 def die_with_parent(parent: int, by: signal.Signals = signal.SIGKILL) -> None:
