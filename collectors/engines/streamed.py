@@ -104,7 +104,8 @@ class StreamedEngine(Engine):
 
     async def generate(self, request: Request) -> Completion:
         """See Engine. Cancelling it ends the request."""
-        self._check_started()
+        if self._ended is not None:
+            raise self._error()
         if self._served is None:
             raise EngineError(f"engine {self.name} serves nothing yet: stage and activate weights before generate()")
         why = refusal(request, limit=self._limit, vocabulary=self._vocabulary) or self._inexact(request)
