@@ -227,7 +227,7 @@ REFUSED: dict[str, tuple[dict[str, str], dict[str, Any], str]] = {
             "source": MODULE.replace("class Word(", "class Search(vf.Toolset): pass\n\nclass Word("),
         },
         {},
-        r"has tools \(Search\); here each task is answered once",
+        r"has tools \(Search\); .*each task is answered once",
     ),
     "agents": (
         {
