@@ -25,9 +25,13 @@ from asyncrl.config.recipe import (
 )
 from asyncrl.config.reward_checks import check_rewards
 from asyncrl.config.secrets import masked
+from asyncrl.config.sizes import size_bytes, size_text
 
 MOST_TOP_K = 4096
 """Ids stored with a token, of four bytes each, where all else of it takes thirteen."""
+
+LEAST_MEMORY = 256 << 20
+"""Bytes of address space that a process of an episode needs to begin."""
 
 URL_SCHEMES = ("redis", "rediss", "unix", "memory")
 
@@ -113,6 +117,11 @@ def _check_task(recipe: Recipe) -> None:
     task = recipe.task
     if isinstance(task, CustomTask) and not _CLASS.fullmatch(task.type):
         raise RecipeError(f"task.type is {quoted(task.type)}; write module:Class, such as my_task:MyTask")
+    if isinstance(task, CustomTask) and task.memory_limit is not None and size_bytes(task.memory_limit) < LEAST_MEMORY:
+        raise RecipeError(
+            f"task.memory_limit is {task.memory_limit}, and a process of Python's has more address space than that "
+            f"before it does anything. Use {size_text(LEAST_MEMORY)} or more, or leave it out"
+        )
     if isinstance(task, ReasoningGymTask):
         check_reasoning_gym(task)
     if isinstance(task, VerifiersTask):

@@ -13,6 +13,8 @@ from asyncrl.config.loading import load_recipe
 Refusal = Callable[..., str]
 
 MISTAKES = {
+    "task: {type: a:B, memory_limit: 64MiB}": ("task.memory_limit is 64MiB", "Use 256MiB or more"),
+    "task: {type: a:B, step_timeout_s: 300}": ("task.step_timeout_s is 300", "Make it less"),
     # unknown keys
     "learner: {learning_rat: 1}": ("learner.learning_rat", "learner.learning_rate?"),
     "objective: {learning_rate: 1}": ("objective.learning_rate", "learner.learning_rate?"),
