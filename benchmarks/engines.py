@@ -9,7 +9,7 @@ import importlib
 
 from asyncrl.benchmarks.frame import Measured, Say
 
-PARTS = ("engines_speed", "engines_mismatch", "engines_vllm")
+PARTS = ("engines_speed", "engines_mismatch", "engines_vllm", "engines_endpoint")
 
 
 def measure(*, quick: bool, say: Say) -> Measured:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from asyncrl.collectors.episode import Player
 from asyncrl.collectors.fleet import CollectorError
@@ -12,10 +13,12 @@ from asyncrl.collectors.scoring import SimulatedScorer, TaskScorer
 from asyncrl.collectors.single import SinglePlayer
 from asyncrl.collectors.turns import Limits, TurnPlayer
 from asyncrl.config.derived import derive
-from asyncrl.config.recipe import CustomTask, Recipe, SimulatedEngine, to_builtins
+from asyncrl.config.recipe import AgentTask, CustomTask, Recipe, SimulatedEngine, to_builtins
+from asyncrl.config.rewards import Exact
 from asyncrl.config.sizes import size_bytes
 from asyncrl.environments.live import Live, LiveEnvironment, Tools
 from asyncrl.environments.processes import Processes
+from asyncrl.rewards.pool import VerifierPool
 from asyncrl.tasks.verify import verifier_pool
 
 
@@ -35,14 +38,11 @@ def task_parts(recipe: Recipe, model_path: Path | None) -> tuple[Prompts, Player
         workers=recipe.collector.score_workers,
         timeout_s=recipe.collector.score_timeout_s,
     )
+    if isinstance(recipe.task, AgentTask):
+        return prompts, _agents(recipe, recipe.task, prompts, pool)
     if not prompts.converses or not isinstance(recipe.task, CustomTask):
         return prompts, SinglePlayer(TaskScorer(pool, prompts))
-    limit = recipe.task.memory_limit
-    processes = Processes(
-        "asyncrl.environments.host:host",
-        {"task": to_builtins(recipe.task), "seed": recipe.run.seed},
-        memory_bytes=None if limit is None else size_bytes(limit),
-    )
+    processes = _processes(recipe.task, "asyncrl.environments.host:host", seed=recipe.run.seed)
     player = TurnPlayer(
         prompts,
         pool,
@@ -57,6 +57,34 @@ def task_parts(recipe: Recipe, model_path: Path | None) -> tuple[Prompts, Player
         rewards_turns=not prompts.tools,
     )
     return prompts, player
+
+
+def _agents(recipe: Recipe, task: AgentTask, prompts: TaskPrompts, pool: VerifierPool) -> Player:
+    # Here: the server is of an extra, which only agents need.
+    from asyncrl.collectors.agents import AgentPlayer
+    from asyncrl.collectors.endpoint.server import Endpoint
+    from asyncrl.collectors.endpoint.session import Model
+
+    collector = recipe.collector
+    return AgentPlayer(
+        Endpoint(host=collector.endpoint.host, port=collector.endpoint.port),
+        _processes(task, "asyncrl.environments.agent:host"),
+        pool,
+        Model(prompts.tokenizer, prompts.stop_token_ids, prompts.max_length, task.tool_format),
+        calls=collector.max_turns,
+        seconds=collector.episode_timeout_s,
+        at_once=derive(recipe).most_groups * collector.group_size,
+        scores=any(isinstance(part, Exact) for part in task.rewards),
+    )
+
+
+def _processes(task: AgentTask | CustomTask, factory: str, **arguments: Any) -> Processes:
+    limit = task.memory_limit
+    return Processes(
+        factory,
+        {"task": to_builtins(task), **arguments},
+        memory_bytes=None if limit is None else size_bytes(limit),
+    )
 
 
 def _live(task: CustomTask, prompts: TaskPrompts, processes: Processes) -> Callable[[], Live]:

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from asyncrl.config.agent_checks import check_agent
 from asyncrl.config.derived import derive
 from asyncrl.config.engine_checks import check_engine
 from asyncrl.config.errors import RecipeError, quoted
@@ -14,6 +15,7 @@ from asyncrl.config.objective_checks import check_objective
 from asyncrl.config.packages import ReasoningGymTask, VerifiersTask, check_reasoning_gym, check_verifiers
 from asyncrl.config.recipe import (
     BUILTIN_MODELS,
+    AgentTask,
     CustomTask,
     Model,
     Recipe,
@@ -57,7 +59,7 @@ def check(recipe: Recipe) -> None:
 
 def check_files(recipe: Recipe) -> None:
     """Raise RecipeError where the recipe names a data file, model folder or interface that is not on this machine."""
-    if isinstance(recipe.task, SingleTurnTask):
+    if isinstance(recipe.task, SingleTurnTask | AgentTask):
         for name in ("train", "heldout"):
             path = getattr(recipe.task.data, name)
             if path is not None:
@@ -117,11 +119,14 @@ def _check_task(recipe: Recipe) -> None:
     task = recipe.task
     if isinstance(task, CustomTask) and not _CLASS.fullmatch(task.type):
         raise RecipeError(f"task.type is {quoted(task.type)}; write module:Class, such as my_task:MyTask")
-    if isinstance(task, CustomTask) and task.memory_limit is not None and size_bytes(task.memory_limit) < LEAST_MEMORY:
+    own = task if isinstance(task, AgentTask | CustomTask) else None
+    if own is not None and own.memory_limit is not None and size_bytes(own.memory_limit) < LEAST_MEMORY:
         raise RecipeError(
-            f"task.memory_limit is {task.memory_limit}, and a process of Python's has more address space than that "
+            f"task.memory_limit is {own.memory_limit}, and a process of Python's has more address space than that "
             f"before it does anything. Use {size_text(LEAST_MEMORY)} or more, or leave it out"
         )
+    if isinstance(task, AgentTask):
+        check_agent(task, recipe.collector.endpoint)
     if isinstance(task, ReasoningGymTask):
         check_reasoning_gym(task)
     if isinstance(task, VerifiersTask):

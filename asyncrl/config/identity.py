@@ -11,7 +11,7 @@ from asyncrl.config.merge import flatten
 from asyncrl.config.recipe import Recipe, to_builtins
 from asyncrl.config.secrets import masked
 
-HOST_LOCAL = ("model.path", "collector.engine.url")
+HOST_LOCAL = ("model.path", "collector.engine.url", "collector.endpoint.host", "collector.endpoint.port")
 """Keys a process that joins a run may set for its own machine."""
 
 NOT_IDENTITY = (

@@ -84,6 +84,19 @@ class SingleTurnTask(RewardedTask, frozen=True, kw_only=True):
     rewards: list[RewardPart] = field(default_factory=lambda: [Exact()])
 
 
+class AgentTask(RewardedTask, frozen=True, kw_only=True):
+    """Rows for an agent of your own, which calls the model as it would call OpenAI's (`docs/agents.md`): of the extra
+    `agent`. `data.train` has no default; either `agent` or `command` is given."""
+
+    type: Literal["agent"] = "agent"
+    data: DataSource
+    agent: str | None = None  # module:function, importable from the working folder
+    command: list[str] | None = None  # a program and its arguments
+    tool_format: Literal["hermes", "json"] = "hermes"  # how the model writes a tool's call (`docs/environments.md`)
+    rewards: list[RewardPart] = field(default_factory=list)  # exact: of the last answer, if the agent gives no reward
+    memory_limit: str | int | None = None  # address space of an episode's process, as in 2GiB; null: any
+
+
 class CustomTask(ScoringTask, frozen=True, kw_only=True):
     """A class of your own (`docs/tasks.md`)."""
 
@@ -96,7 +109,7 @@ class CustomTask(ScoringTask, frozen=True, kw_only=True):
     memory_limit: str | int | None = None  # address space of an episode's process, as in 2GiB; null: any
 
 
-Task = ReverseTask | UppercaseTask | SingleTurnTask | ReasoningGymTask | VerifiersTask | CustomTask
+Task = ReverseTask | UppercaseTask | SingleTurnTask | AgentTask | ReasoningGymTask | VerifiersTask | CustomTask
 
 
 class Buffer(Section, frozen=True, kw_only=True):
@@ -176,6 +189,13 @@ class SamplingConfig(Section, frozen=True, kw_only=True):
     stop: list[str] = field(default_factory=list)  # strings that end a completion, which has them at its end
 
 
+class EndpointConfig(Section, frozen=True, kw_only=True):
+    """Where agents call the model (`docs/agents.md`)."""
+
+    host: str = "127.0.0.1"  # an address of the collector's host; any other than loopback is reached from elsewhere
+    port: Annotated[int, Meta(ge=0, le=65535)] = 0  # 0: any that is free
+
+
 class Collector(Section, frozen=True, kw_only=True):
     """What generates and scores."""
 
@@ -187,8 +207,9 @@ class Collector(Section, frozen=True, kw_only=True):
     score_timeout_s: Seconds = 10.0  # one score; the process that computes it is killed then
     score_workers: Positive = 1  # processes that score
     max_concurrent_groups: Positive | Literal["auto"] = "auto"  # in work at once; auto: 4 x those that have slots
-    max_turns: Positive = 8  # answers of an episode that has tools or an environment
-    episode_timeout_s: Seconds = 600.0  # of such an episode, which is then scored as it stands
+    max_turns: Positive = 8  # answers of an episode that has tools, an environment or an agent
+    episode_timeout_s: Seconds = 600.0  # of such an episode, which is then scored as it stands; an agent's is not
+    endpoint: EndpointConfig = field(default_factory=EndpointConfig)  # of agents
     group_timeout_s: Seconds = 300.0  # no token and no score of a group for so long: it is given back
 
 

@@ -17,11 +17,11 @@ from pathlib import Path
 import msgspec
 
 from asyncrl.config.packages import ReasoningGymTask, VerifiersTask
-from asyncrl.config.recipe import CustomTask, Recipe, to_builtins
+from asyncrl.config.recipe import AgentTask, CustomTask, Recipe, to_builtins
 from asyncrl.runtime import tether
 from asyncrl.tasks.base import TaskError
 
-OTHERS_CODE = (CustomTask, ReasoningGymTask, VerifiersTask)
+OTHERS_CODE = (AgentTask, CustomTask, ReasoningGymTask, VerifiersTask)
 """Tasks that are checked here: the user's own, and those of packages."""
 
 LIMIT_S = 120.0
@@ -82,6 +82,7 @@ def main() -> None:
     """Build the task that standard input describes."""
     from asyncrl.config.convert import convert
     from asyncrl.data.jsonl import DataError
+    from asyncrl.tasks.agent import check_agent
     from asyncrl.tasks.build import build_task
     from asyncrl.tasks.conversing import check_template_turns, check_turns, converses
 
@@ -90,6 +91,8 @@ def main() -> None:
     try:
         task = build_task(config, seed=request["seed"])
         check_turns(task, max_turns=request["max_turns"])
+        if isinstance(config, AgentTask):
+            check_agent(config)
         if request["model_path"] is not None:
             from transformers import AutoTokenizer
 

@@ -12,6 +12,7 @@ import msgspec
 from asyncrl.config import recipe
 from asyncrl.config.packages import ReasoningGymTask, VerifiersTask
 from asyncrl.rewards.parts import check_weights
+from asyncrl.tasks.agent import Agent
 from asyncrl.tasks.base import Answer, Message, Row, Split, Task, TaskError
 from asyncrl.tasks.chat import conversation
 from asyncrl.tasks.modules import complaint, load
@@ -22,7 +23,7 @@ from asyncrl.tasks.tools import Tool, schemas, tools_by_name
 from asyncrl.tasks.uppercase import Uppercase
 from asyncrl.tasks.verifiers import Verifiers
 
-BUILT_IN = ("reverse", "uppercase", "single-turn", "reasoning-gym", "verifiers")
+BUILT_IN = ("reverse", "uppercase", "single-turn", "agent", "reasoning-gym", "verifiers")
 
 _OPTIONAL = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
@@ -52,6 +53,8 @@ def construct(config: recipe.Task, *, seed: int) -> Task:
         return Uppercase()
     if isinstance(config, recipe.SingleTurnTask):
         return SingleTurn(config)
+    if isinstance(config, recipe.AgentTask):
+        return Agent(config)
     if isinstance(config, ReasoningGymTask):
         return ReasoningGym(config)
     if isinstance(config, VerifiersTask):
@@ -61,7 +64,7 @@ def construct(config: recipe.Task, *, seed: int) -> Task:
 
 def shuffled(config: recipe.Task) -> bool:
     """Whether train rows are taken in shuffled order: the `shuffle` argument of `row_index`."""
-    return config.data.shuffle if isinstance(config, recipe.SingleTurnTask) else True
+    return config.data.shuffle if isinstance(config, recipe.SingleTurnTask | recipe.AgentTask) else True
 
 
 class CustomTask:

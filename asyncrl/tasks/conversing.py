@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from asyncrl.config import recipe
+from asyncrl.tasks.agent import Agent
 from asyncrl.tasks.base import Message, Task, TaskError
 from asyncrl.tasks.build import CustomTask
 from asyncrl.tasks.chat import template_text
@@ -23,7 +24,8 @@ PROBE = "a result of 4711"
 
 def converses(task: Task) -> bool:
     """Whether an episode may have several answers."""
-    return isinstance(task, CustomTask) and (bool(task.tools) or task.environment is not None)
+    own = isinstance(task, CustomTask) and (bool(task.tools) or task.environment is not None)
+    return own or isinstance(task, Agent)
 
 
 def tool_schemas(task: Task) -> list[dict[str, Any]]:
@@ -33,11 +35,11 @@ def tool_schemas(task: Task) -> list[dict[str, Any]]:
 
 def check_turns(task: Task, *, max_turns: int) -> None:
     """Raise TaskError where an episode could not be played anywhere."""
-    if not isinstance(task, CustomTask) or not converses(task):
+    if not converses(task):
         return
     if not sys.platform.startswith("linux"):
-        raise TaskError(f"task.type {task.name} has tools or an environment, whose processes need Linux")
-    if task.tools and max_turns == 1:
+        raise TaskError(f"task.type {task.name} has episodes of several turns, whose processes need Linux")
+    if isinstance(task, CustomTask) and task.tools and max_turns == 1:
         raise TaskError(
             f"task.type {task.name} has tools, but collector.max_turns is 1: no answer could follow a result. Use 2 or "
             "more"

@@ -24,13 +24,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A conversation that wants an answer. meanings: of its messages; messages: what the template was given. after: the
-    tokens up to the answer that it goes on from, with which its own begin; () if there is none."""
+    """A conversation that wants an answer. meanings: of its messages; messages: what the template was given."""
 
     meanings: tuple[Meaning, ...]
     messages: tuple[Message, ...]
     rendered: Rendered
-    after: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +56,7 @@ class Conversations:
             found = self._answers.get(meanings[:end]) if meanings[end - 1].role == "assistant" else None
             if found is not None:
                 whole = (*found.messages, *given[end:])
-                asked = went_on(self._tokenizer, found.rendered, whole, tools=tools)
-                before = found.rendered.token_ids
-                kept = asked.token_ids[: len(before)] == before
-                return Question(meanings, whole, asked, before if kept else ())
+                return Question(meanings, whole, went_on(self._tokenizer, found.rendered, whole, tools=tools))
         return Question(meanings, given, rendered(self._tokenizer, given, tools=tools))
 
     def answer(self, question: Question, token_ids: Sequence[int], *, written: str, given: Meaning) -> None:

@@ -55,33 +55,23 @@ class Model:
     tool_format: ToolFormat
 
 
-@dataclass(frozen=True, slots=True)
-class Bounds:
-    """Of an episode. calls: that get an answer; tokens: of all its training rows together, None: no bound."""
-
-    calls: int
-    tokens: int | None
-
-
 class Session:
-    """The calls of one episode's agent, many at once if it likes.
+    """The calls of one episode's agent, many at once if it likes; at most `calls` are answered.
 
     limit: the bound that a call met first, "" while none did. broken: why the episode cannot go on, whatever its agent
     does; `failed` is set then, and every call is refused.
     """
 
-    def __init__(self, episode: Episode, sampler: Sampler, model: Model, bounds: Bounds) -> None:
+    def __init__(self, episode: Episode, sampler: Sampler, model: Model, *, calls: int) -> None:
         self.episode = episode
         self.limit = ""
         self.broken: Exception | None = None
         self.failed = asyncio.Event()
-        self._sampler, self._model, self._bounds = sampler, model, bounds
+        self._sampler, self._model, self._calls = sampler, model, calls
         self._conversations = Conversations(model.tokenizer)
         self._asked = 0
         self._refused = 0
         self._turns: dict[int, Turn] = {}  # by the order in which they were asked
-        self._ends: set[tuple[int, ...]] = set()  # whole rows that a call can go on with
-        self._tokens = 0  # of all rows, with what running calls may still sample
         self._running: set[asyncio.Task[Completion]] = set()
         self._closed = False
 
@@ -138,7 +128,7 @@ class Session:
             if growing is not None and say is not None:
                 await self._told(work, request, blank, growing, say)
 
-        completion = await self._sampled(question, request, told)
+        completion = await self._sampled(request, told)
         self._turns[turn] = Turn(request, completion)
         self._check_whole(completion)
         return self._reply(chat, question, turn, blank, growing)
@@ -150,8 +140,8 @@ class Session:
             raise _over()
         if self.broken is not None:
             raise self._lost()
-        if self._asked >= self._bounds.calls:
-            raise self._beyond("max_turns", f"the episode has had its {self._bounds.calls} calls (collector.max_turns)")
+        if self._asked >= self._calls:
+            raise self._beyond("max_turns", f"the episode has had its {self._calls} calls (collector.max_turns)")
 
     def _request(self, chat: Chat, question: Question) -> Request:
         """What the engine is asked. Raises ApiError where there is no room for a token."""
@@ -170,22 +160,9 @@ class Session:
                     param="messages",
                 )
             room.append(longest - prompt)
-        if self._bounds.tokens is not None:
-            left = self._bounds.tokens - self._tokens - self._new(question)
-            if left < 1:
-                raise self._beyond(
-                    "max_episode_tokens",
-                    f"the episode's rows have {self._bounds.tokens} tokens at most (collector.max_episode_tokens)",
-                )
-            room.append(left)
         request = self.episode.request(self._asked, question.rendered.token_ids, max_tokens=min(room))
         sampling = request.sampling
         return replace(request, sampling=replace(sampling, stop=tuple(dict.fromkeys((*sampling.stop, *chat.stops)))))
-
-    def _new(self, question: Question) -> int:
-        """Tokens of the question that are in no row yet."""
-        known = len(question.after) if question.after in self._ends else 0
-        return len(question.rendered.token_ids) - known
 
     def _beyond(self, limit: str, said: str) -> ApiError:
         self.limit = self.limit or limit
@@ -196,30 +173,16 @@ class Session:
 
     # --- sampling ---------------------------------------------------------------------------------------------------
 
-    async def _sampled(self, question: Question, request: Request, told: Told) -> Completion:
-        """The completion; its tokens, and those of the question that are new, count from the beginning."""
-        charged = self._new(question) + request.sampling.max_tokens
-        goes_on = question.after in self._ends
-        self._ends.discard(question.after)
-        self._tokens += charged
-        completion: Completion | None = None
+    async def _sampled(self, request: Request, told: Told) -> Completion:
         work = asyncio.ensure_future(self._sampler.generate(request))
         work.add_done_callback(lambda _: self._running.discard(work))
         self._running.add(work)
         try:
             await told(work)  # raises if the client is gone
-            completion = await self._outcome(work)
-            return completion
+            return await self._outcome(work)
         finally:
             if not work.done():
                 await end_all([work])
-            if completion is not None:
-                self._tokens -= request.sampling.max_tokens - len(completion.token_ids)
-                self._ends.add((*request.token_ids, *completion.token_ids.tolist()))
-            else:
-                self._tokens -= charged
-                if goes_on:
-                    self._ends.add(question.after)
 
     async def _outcome(self, work: asyncio.Future[Completion]) -> Completion:
         try:

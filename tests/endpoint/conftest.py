@@ -14,7 +14,7 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from asyncrl.collectors.endpoint.server import Endpoint
-from asyncrl.collectors.endpoint.session import Bounds, Model, Session
+from asyncrl.collectors.endpoint.session import Model, Session
 from asyncrl.collectors.engines.base import Completion, FinishReason, Request, Sampling, Span
 from asyncrl.collectors.engines.stops import first_ended
 from asyncrl.collectors.episode import Episode, Sampler
@@ -132,14 +132,11 @@ class House:
         policy: Policy | None = None,
         *,
         calls: int = 20,
-        tokens: int | None = None,
         max_tokens: int = 256,
         max_length: int | None = 512,
     ) -> Seat:
         model = Model(TOKENIZER, (END,), max_length, "hermes")
-        session = Session(
-            episode(next(self.numbers), max_tokens=max_tokens), policy or Policy(), model, Bounds(calls, tokens)
-        )
+        session = Session(episode(next(self.numbers), max_tokens=max_tokens), policy or Policy(), model, calls=calls)
         key = self.endpoint.open(session)
         return Seat(self.endpoint, session, key, self.client.with_options(api_key=key))
 

@@ -247,7 +247,7 @@ async def test_an_episode_that_ends_aborts_its_calls(kit):
 async def test_a_client_that_hangs_up_ends_its_call_and_nothing_of_it_is_trained(kit, stream):
     async with kit.listening() as house:
         policy = kit.policy(gate=asyncio.Event())
-        seat = house.seat(policy, tokens=300)
+        seat = house.seat(policy)
         with pytest.raises(openai.APITimeoutError):
             await ask(seat.client.with_options(timeout=0.2, max_retries=0), stream=stream)
         await policy.cancelled.wait()
@@ -255,7 +255,6 @@ async def test_a_client_that_hangs_up_ends_its_call_and_nothing_of_it_is_trained
         assert seat.session.turns == ()
         await ask(seat.client)
         assert len(seat.session.turns) == 1
-        assert seat.session.turns[0].request.sampling.max_tokens == 256  # what it had reserved was given back
 
 
 async def test_a_call_that_is_made_again_is_another_answer(kit):

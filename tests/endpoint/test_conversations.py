@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from asyncrl.collectors.endpoint.asked import read_chat
 from asyncrl.collectors.endpoint.errors import ApiError
-from asyncrl.collectors.endpoint.session import Bounds, Model, Session
+from asyncrl.collectors.endpoint.session import Model, Session
 from asyncrl.collectors.episode import Played
 from asyncrl.collectors.segments import trajectories
 from asyncrl.rewards.pool import Score
@@ -35,14 +35,13 @@ class Sampled:
 
     tokenizer: object = TOKENIZER
     calls: int = 100
-    tokens: int | None = None
     max_length: int | None = None
     next_tokens: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         policy = Policy(lambda request: self.next_tokens, tokenizer=self.tokenizer)
         model = Model(self.tokenizer, (END,), self.max_length, "hermes")
-        self.session = Session(episode(), policy, model, Bounds(self.calls, self.tokens))
+        self.session = Session(episode(), policy, model, calls=self.calls)
 
     async def ask(self, messages, tokens=(END,), **arguments):
         self.next_tokens = list(tokens)
@@ -220,23 +219,6 @@ async def test_calls_are_left_in_the_text_where_the_agent_wants_none():
     assert len(messages[-1]["tool_calls"]) == 2
     one = await sampled.ask([user("x")], [*TOKENIZER.encode(CALL + CALL), END], tools=TOOLS, parallel_tool_calls=False)
     assert len(one[-1]["tool_calls"]) == 1
-
-
-@pytest.mark.asyncio
-async def test_the_rows_of_an_episode_have_a_bound_together():
-    """A conversation that grows costs what it grows by; one that begins anew costs all of it again."""
-    sampled = Sampled(tokens=40)
-    messages = await sampled.ask([user("x")], [PIECES[0], END])
-    room = 40 - sum(len(row.token_ids) for row in sampled.rows)
-    asked = sampled.session.turns[0].request
-    assert asked.sampling.max_tokens == 40 - len(asked.token_ids)
-    await sampled.ask([*messages, user("y")], [PIECES[0], END])
-    grown = sum(len(row.token_ids) for row in sampled.rows)
-    assert sampled.session.turns[1].request.sampling.max_tokens <= room
-    with pytest.raises(ApiError, match="40 tokens at most") as caught:
-        await sampled.ask([user("0123456789" * 3)])
-    assert (caught.value.code, sampled.session.limit) == ("max_episode_tokens", "max_episode_tokens")
-    assert grown == sum(len(row.token_ids) for row in sampled.rows) <= 40
 
 
 @pytest.mark.asyncio
