@@ -14,7 +14,7 @@ from asyncrl.schema import pack
 from asyncrl.staleness import Weights
 from asyncrl.telemetry.metrics import read_metrics, surviving_steps
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 LIMIT_S = 240.0
 RECIPE = """
