@@ -18,12 +18,14 @@ from asyncrl.config.recipe import Recipe, to_builtins
 DECIDING = (
     "buffer.max_trajectory_age",
     "buffer.over_age",
+    "collector.sampling.max_tokens",  # the divisor of `aggregation: constant`
     "collector.sampling.temperature",
     "learner",
     "model",
     "objective",
     "run.deterministic",
     "run.seed",
+    "task.rewards",  # weights of the parts, as gdpo adds them up
 )
 """Keys, and what is below them, that a step's arithmetic follows from ..."""
 
