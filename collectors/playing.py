@@ -13,6 +13,7 @@ from asyncrl.collectors.scoring import SimulatedScorer, TaskScorer
 from asyncrl.collectors.single import SinglePlayer
 from asyncrl.collectors.turns import Limits, TurnPlayer
 from asyncrl.config.derived import derive
+from asyncrl.config.packages import VerifiersTask
 from asyncrl.config.recipe import AgentTask, CustomTask, Recipe, SimulatedEngine, to_builtins
 from asyncrl.config.rewards import Exact
 from asyncrl.config.sizes import size_bytes
@@ -39,7 +40,9 @@ def task_parts(recipe: Recipe, model_path: Path | None) -> tuple[Prompts, Player
         timeout_s=recipe.collector.score_timeout_s,
     )
     if isinstance(recipe.task, AgentTask):
-        return prompts, _agents(recipe, recipe.task, prompts, pool)
+        return prompts, _agents(recipe, recipe.task, prompts, pool, "asyncrl.environments.agent:host")
+    if isinstance(recipe.task, VerifiersTask) and recipe.task.env is not None:
+        return prompts, _agents(recipe, recipe.task, prompts, pool, "asyncrl.environments.verifiers:host")
     if not prompts.converses or not isinstance(recipe.task, CustomTask):
         return prompts, SinglePlayer(TaskScorer(pool, prompts))
     processes = _processes(recipe.task, "asyncrl.environments.host:host", seed=recipe.run.seed)
@@ -59,7 +62,9 @@ def task_parts(recipe: Recipe, model_path: Path | None) -> tuple[Prompts, Player
     return prompts, player
 
 
-def _agents(recipe: Recipe, task: AgentTask, prompts: TaskPrompts, pool: VerifierPool) -> Player:
+def _agents(
+    recipe: Recipe, task: AgentTask | VerifiersTask, prompts: TaskPrompts, pool: VerifierPool, factory: str
+) -> Player:
     # Here: the server is of an extra, which only agents need.
     from asyncrl.collectors.agents import AgentPlayer
     from asyncrl.collectors.endpoint.server import Endpoint
@@ -68,7 +73,7 @@ def _agents(recipe: Recipe, task: AgentTask, prompts: TaskPrompts, pool: Verifie
     collector = recipe.collector
     return AgentPlayer(
         Endpoint(host=collector.endpoint.host, port=collector.endpoint.port),
-        _processes(task, "asyncrl.environments.agent:host"),
+        _processes(task, factory),
         pool,
         Model(prompts.tokenizer, prompts.stop_token_ids, prompts.max_length, task.tool_format),
         calls=collector.max_turns,
@@ -78,7 +83,7 @@ def _agents(recipe: Recipe, task: AgentTask, prompts: TaskPrompts, pool: Verifie
     )
 
 
-def _processes(task: AgentTask | CustomTask, factory: str, **arguments: Any) -> Processes:
+def _processes(task: AgentTask | VerifiersTask | CustomTask, factory: str, **arguments: Any) -> Processes:
     limit = task.memory_limit
     return Processes(
         factory,

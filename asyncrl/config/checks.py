@@ -119,7 +119,7 @@ def _check_task(recipe: Recipe) -> None:
     task = recipe.task
     if isinstance(task, CustomTask) and not _CLASS.fullmatch(task.type):
         raise RecipeError(f"task.type is {quoted(task.type)}; write module:Class, such as my_task:MyTask")
-    own = task if isinstance(task, AgentTask | CustomTask) else None
+    own = task if isinstance(task, AgentTask | CustomTask | VerifiersTask) else None
     if own is not None and own.memory_limit is not None and size_bytes(own.memory_limit) < LEAST_MEMORY:
         raise RecipeError(
             f"task.memory_limit is {own.memory_limit}, and a process of Python's has more address space than that "

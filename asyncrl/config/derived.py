@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from asyncrl.config.packages import VerifiersTask
 from asyncrl.config.recipe import AgentTask, CustomTask, Engine, Recipe, VllmEngine
 from asyncrl.config.sizes import size_bytes
 from asyncrl.schema import max_group_bytes
@@ -72,14 +73,15 @@ def derive(recipe: Recipe) -> Derived:
 
 
 def group_bytes(recipe: Recipe, *, max_length: int) -> int:
-    """What the buffer reserves with each ticket. max_length: tokens of a row. Only agents and a task's own class may
-    have episodes of several turns, whose history may be rewritten before each."""
-    sampling = recipe.collector.sampling
+    """What the buffer reserves with each ticket. max_length: tokens of a row. Only what is played may have episodes of
+    several turns, whose history may be rewritten before each: agents, environments, a task's own class."""
+    sampling, task = recipe.collector.sampling, recipe.task
+    played = isinstance(task, AgentTask | CustomTask) or (isinstance(task, VerifiersTask) and task.env is not None)
     ends = MOST_ENDS if sampling.min_tokens else 0
     return max_group_bytes(
         recipe.collector.group_size,
         max_length,
-        segments=recipe.collector.max_turns if isinstance(recipe.task, AgentTask | CustomTask) else 1,
+        segments=recipe.collector.max_turns if played else 1,
         support=ends if sampling.top_k == -1 else sampling.top_k,
     )
 

@@ -56,6 +56,11 @@ class VerifiersTask(ScoringTask, frozen=True, kw_only=True):
     args: dict[str, Any] = field(default_factory=dict)  # its own configuration, as under `env.taskset` of `vf-eval`
     heldout_args: dict[str, Any] | None = None  # over `args`, for held-out rows; null: one prompt in ten, by a hash
     rows: Positive | None = None  # the first so many of its tasks; null: all, which an infinite one does not have
+    env: dict[str, Any] | None = None  # who plays it, as under `env` of `vf-eval`; null: the model answers once
+    tool_format: Literal["hermes", "json"] = (
+        "hermes"  # with `env`: how the model writes a call (`docs/environments.md`)
+    )
+    memory_limit: str | int | None = None  # with `env`: address space of an episode's process, as in 2GiB; null: any
 
 
 def check_verifiers(task: VerifiersTask) -> None:
@@ -67,3 +72,5 @@ def check_verifiers(task: VerifiersTask) -> None:
             raise RecipeError(f"task.{key}.id is {quoted(args['id'])}; write it as task.environment")
     if task.heldout_args is not None and "task" in task.heldout_args:
         raise RecipeError("task.heldout_args.task: both splits are scored in the same way. Write it under task.args")
+    if task.env is not None and "taskset" in task.env:
+        raise RecipeError("task.env.taskset: write the taskset's configuration as task.args")

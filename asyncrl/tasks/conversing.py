@@ -13,6 +13,7 @@ from asyncrl.tasks.base import Message, Task, TaskError
 from asyncrl.tasks.build import CustomTask
 from asyncrl.tasks.chat import template_text
 from asyncrl.tasks.tools import schemas
+from asyncrl.tasks.verifiers import Verifiers
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -25,7 +26,7 @@ PROBE = "a result of 4711"
 def converses(task: Task) -> bool:
     """Whether an episode may have several answers."""
     own = isinstance(task, CustomTask) and (bool(task.tools) or task.environment is not None)
-    return own or isinstance(task, Agent)
+    return own or isinstance(task, Agent) or (isinstance(task, Verifiers) and task.plays)
 
 
 def tool_schemas(task: Task) -> list[dict[str, Any]]:

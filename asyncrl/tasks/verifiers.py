@@ -20,7 +20,13 @@ from asyncrl.data.jsonl import prompt_key, shared_prompts, split_heldout
 from asyncrl.tasks.base import Answer, Message, Row, Split, TaskError
 from asyncrl.tasks.chat import conversation
 from asyncrl.tasks.modules import complaint
-from asyncrl.tasks.verifiers_package import configuration, package, part, refuse_more_than_an_answer
+from asyncrl.tasks.verifiers_package import (
+    configuration,
+    env_configuration,
+    package,
+    part,
+    refuse_more_than_an_answer,
+)
 
 if TYPE_CHECKING:
     from asyncrl.config.packages import VerifiersTask
@@ -42,8 +48,12 @@ class Verifiers:
         # Its methods and their configuration, without data: verifier processes read no rows.
         hooks: Any = object.__new__(self._task_type)
         hooks.config = self._own.task
-        refuse_more_than_an_answer(config.environment, self._own, hooks)
         self._weights = self._reward_weights(hooks)
+        self.plays = config.env is not None
+        if config.env is not None:
+            env_configuration(config.environment, config.args, config.env)
+        else:
+            refuse_more_than_an_answer(config.environment, self._own, hooks)
         self._runner = asyncio.Runner()  # one loop for all scores: clients of judges outlive a call
 
     def rows(self, split: Split) -> Sequence[Row]:
@@ -59,6 +69,20 @@ class Verifiers:
 
     def part_weights(self) -> Mapping[str, float]:
         return self._weights
+
+    def parts(self, trace: Any) -> dict[str, float]:
+        """The rewards of a trace. Raises ValueError for one whose weight was not known before."""
+        for name, reward in trace.rewards.items():
+            if reward.weight != self._weights.get(name, 1.0):
+                raise ValueError(
+                    f"the reward {name!r} has the weight {reward.weight:g} of a function that returns scores by name; "
+                    "give that function the weight 1 and let it return what they are to count"
+                )
+        return {name: reward.score for name, reward in trace.rewards.items()}
+
+    def restored(self, row: Row) -> Any:
+        """The package's own task that a row was made of."""
+        return self._task_type(self._task_type.data_type().model_validate(row.info["task"]), config=self._own.task)
 
     # --- rows ---------------------------------------------------------------------------------------------------------
 
@@ -127,7 +151,7 @@ class Verifiers:
     # --- scores -------------------------------------------------------------------------------------------------------
 
     async def _score(self, row: Row, answer: Answer) -> Mapping[str, float]:
-        task = self._task_type(self._task_type.data_type().model_validate(row.info["task"]), config=self._own.task)
+        task = self.restored(row)
         trace = self._trace(task, answer)
         if self._uses_runtime(task):
             invoke, box = part("utils.decorators").invoke, self._vf.SubprocessConfig()
@@ -137,15 +161,7 @@ class Verifiers:
                 await task.score(trace, runtime)
         else:
             await task.score(trace)
-        parts: dict[str, float] = {}
-        for name, reward in trace.rewards.items():
-            if reward.weight != self._weights.get(name, 1.0):
-                raise ValueError(
-                    f"the reward {name!r} has the weight {reward.weight:g} of a function that returns scores by name; "
-                    "give that function the weight 1 and let it return what they are to count"
-                )
-            parts[name] = reward.score
-        return parts
+        return self.parts(trace)
 
     def _trace(self, task: Any, answer: Answer) -> Any:
         """The conversation as the harness would have left it: the prompt's messages, then the model's."""
@@ -184,7 +200,7 @@ class Verifiers:
         """Of what does not weigh 1. Raises TaskError without any reward."""
         rewards = {hook.__name__: float(getattr(hook, "_vf_weight", 1.0)) for hook in hooks.hooks("reward")}
         rewards |= {judge.reward_name: float(judge.config.weight) for judge in hooks.plugged_judges()}
-        if not rewards:
+        if not rewards and self._config.env is None:  # an Env may have rewards of its own
             raise TaskError(
                 f"{self._where} has no reward function: decorate a method of its {self._task_type.__name__} with "
                 "@vf.reward, or name one in task.args: {task: {rewards: {NAME: {fn: 'module:function'}}}}"

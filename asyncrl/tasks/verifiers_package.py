@@ -39,15 +39,28 @@ def configuration(environment: str, args: Mapping[str, Any]) -> Any:
         kind = package().taskset_config_type(environment)
     except (Exception, SystemExit) as error:
         raise TaskError(_not_loaded(environment, folder, error)) from error
+    return _validated(environment, "task.args", kind, {**args, "id": environment})
+
+
+def env_configuration(environment: str, args: Mapping[str, Any], env: Mapping[str, Any]) -> Any:
+    """The configuration of what plays the environment's tasks: its `Env`, with harness and limits of each agent.
+    Where `env` names no runtime, programs run on this host. Raises TaskError if it is refused."""
+    vf = package()
+    kind = vf.env_config_type(environment, env.get("id", ""))
+    agents = [name for name, field in kind.model_fields.items() if isinstance(field.default, vf.AgentConfig)]
+    here = {name: {"runtime": {"type": "subprocess"}, **env.get(name, {})} for name in agents}
+    return _validated(environment, "task.env", kind, {**env, **here, "taskset": {**args, "id": environment}})
+
+
+def _validated(environment: str, key: str, kind: Any, document: Mapping[str, Any]) -> Any:
     validation: Any = importlib.import_module("pydantic").ValidationError
     try:
-        return kind.model_validate({**args, "id": environment})
+        return kind.model_validate(document)
     except validation as error:
         first = error.errors()[0]
-        key = ".".join(("task.args", *map(str, first["loc"])))
         raise TaskError(
-            f"task.environment {environment}: {key} is {first['input']!r:.100}: {first['msg']}. Its configuration has "
-            f"{', '.join(sorted(set(kind.model_fields) - {'id'}))}"
+            f"task.environment {environment}: {'.'.join((key, *map(str, first['loc'])))} is {first['input']!r:.100}: "
+            f"{first['msg']}. Its configuration has {', '.join(sorted(set(kind.model_fields) - {'id', 'taskset'}))}"
         ) from error
 
 
@@ -80,7 +93,7 @@ def refuse_more_than_an_answer(environment: str, own: Any, hooks: Any) -> None:
     """
     vf, loaders = package(), part("utils.loaders")
     task_type, where = type(hooks), f"task.environment {environment}"
-    only = "here each task is answered once, by the model alone (docs/packages.md)"
+    only = "without task.env each task is answered once, by the model alone (docs/packages.md)"
     env = vf.environment_class(environment)
     if env is not vf.SingleAgentEnv:
         raise TaskError(f"{where} has an Env of its own, {env.__name__}, with more than one agent or turn; {only}")
