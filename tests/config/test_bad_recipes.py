@@ -15,6 +15,14 @@ Refusal = Callable[..., str]
 MISTAKES = {
     "task: {type: a:B, memory_limit: 64MiB}": ("task.memory_limit is 64MiB", "Use 256MiB or more"),
     "task: {type: a:B, step_timeout_s: 300}": ("task.step_timeout_s is 300", "Make it less"),
+    "task: {type: agent, data: {train: a.jsonl}}": ("neither task.agent nor task.command", "write one"),
+    "task: {type: agent, data: {train: a.jsonl}, agent: a:b, command: [c]}": ("both task.agent and task.command",),
+    "task: {type: agent, data: {train: a.jsonl}, agent: a.py}": ('task.agent is "a.py"', "my_agent:run"),
+    "task: {type: agent, data: {train: a.jsonl}, command: []}": ("task.command is []", "write a program first"),
+    "{task: {type: agent, data: {train: a}, agent: a:b}, collector: {endpoint: {host: ''}}}": (
+        "endpoint.host is empty",
+    ),
+    "task: {type: agent, agent: a:b}": ("task.data is missing",),
     # unknown keys
     "learner: {learning_rat: 1}": ("learner.learning_rat", "learner.learning_rate?"),
     "objective: {learning_rate: 1}": ("objective.learning_rate", "learner.learning_rate?"),

@@ -429,6 +429,12 @@ async def test_cancelling_an_episode_ends_its_agent(functions, eventually, desce
         assert eventually(10, lambda: len(descendants(os.getpid())) == before)
 
 
+async def test_processes_of_agents_are_forked(functions):
+    """What the warm-up of OpenAI's package leaves behind are no threads, with which each process would start anew."""
+    await functions.processes.start()
+    assert functions.processes._zygote._threads == 1
+
+
 async def test_an_agent_that_is_not_there_is_an_error_at_the_start(tmp_path):
     with pytest.raises(TaskError, match="no module agents_of_nobody"):
         async with started(tmp_path, agent="agents_of_nobody:run"):
