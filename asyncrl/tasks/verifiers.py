@@ -3,7 +3,8 @@
 A taskset has tasks; a task has data, its prompt among them, and methods that score a trace, the record of a
 conversation. In the package a harness runs the model; here a collector does, in the way of the harness `null` without
 tools: system prompt and prompt are answered once. In the verifier's process the answer becomes a trace, and the task's
-`setup`, `finalize` and reward functions run, in this order. What needs more than an answer is refused by name.
+`setup`, `finalize` and reward functions run, in this order. What needs more than an answer is refused by name, unless
+the recipe's `task.env` says who plays it (`environments/verifiers.py`).
 """
 
 from __future__ import annotations
@@ -138,7 +139,7 @@ class Verifiers:
         """What the model answers, in the package's types. Raises TaskError."""
         if data.prompt is None:
             raise TaskError(f"{where} has no prompt: it waits for a user who begins, and here the model only answers")
-        if data.image is not None or data.skills:
+        if self._config.env is None and (data.image is not None or data.skills):
             raise TaskError(f"{where} wants {'a container' if data.image else 'skills'}; here the model only answers")
         messages = [self._vf.UserMessage(content=data.prompt)] if isinstance(data.prompt, str) else list(data.prompt)
         if data.system_prompt is not None:
