@@ -162,6 +162,7 @@ MISTAKES = {
     "task: {type: verifiers, environment: ''}": ("task.environment is empty", "reverse_text"),
     "task: {type: verifiers, environment: a, args: {id: b}}": ("task.args.id is", "write it as task.environment"),
     "task: {type: verifiers, environment: a, heldout_args: {task: {}}}": ("task.heldout_args.task", "task.args"),
+    "task: {type: verifiers, environment: a, env: {taskset: {}}}": ("task.env.taskset", "as task.args"),
     "task: {data: {train: x.jsonl}}": ("task.data belongs to type single-turn", "write `type: single-turn` first"),
     "collector: {engine: {type: transformers, token_s: 1}}": (
         "collector.engine.token_s belongs to type simulated",
