@@ -75,8 +75,14 @@ class AgentPlayer(Player):
         try:
             await self._processes.start()
             await self._endpoint.start()
-        except (ProcessesLost, OSError) as error:
+        except ProcessesLost as error:
             raise TaskError(str(error)) from error
+        except OSError as error:
+            raise TaskError(
+                f"agents cannot be listened to: {error}.\n"
+                "collector.endpoint.host must be an address of this machine; with collector.endpoint.port 0 any free port "
+                "is taken"
+            ) from error
 
     async def play(self, episode: Episode, sampler: Sampler) -> Played:
         """See Player."""
@@ -113,6 +119,7 @@ class AgentPlayer(Player):
         """Run the agent, then make a score of what it returned. Raises Ended where there is nothing to score, and what
         broke the session."""
         returned = await self._returned(session, key)
+        await session.close()  # nobody is there to read what is still sampled
         if not session.turns:
             raise Ended(NO_CALL, "the agent ended without an answer of the policy's: there is nothing to train")
         if returned is None and not self._scores:

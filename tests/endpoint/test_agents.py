@@ -183,6 +183,15 @@ def calls_after_its_end(row, endpoint):
     return 1.0
 
 
+def leaves_a_call(row, endpoint):
+    """Its reward is there while a call of its own still runs."""
+    post(endpoint, "x")
+    threading.Thread(target=post, args=(endpoint, "slow"), daemon=True).start()
+    while not os.path.exists(row.answer):
+        time.sleep(0.01)
+    return 1.0
+
+
 def prints(row, endpoint):
     post(endpoint, "x")
     for _ in range(200):
@@ -250,7 +259,7 @@ def episode_of(row: Row, number: int = 0) -> Episode:
 
 
 @asynccontextmanager
-async def started(folder: Path, **task: object) -> AsyncIterator[Parts]:
+async def started(folder: Path, endpoint: Endpoint | None = None, **task: object) -> AsyncIterator[Parts]:
     (folder / "agents_of_a_test.py").write_text(AGENT)
     (folder / "train.jsonl").write_text('{"prompt": "abc", "answer": "cba"}\n')
     config = {"type": "agent", "data": {"train": str(folder / "train.jsonl")}, **task}
@@ -263,7 +272,7 @@ async def started(folder: Path, **task: object) -> AsyncIterator[Parts]:
         )
         for scores in (False, True)
     }
-    parts = Parts(Endpoint(), Processes("asyncrl.environments.agent:host", {"task": config}), pools)
+    parts = Parts(endpoint or Endpoint(), Processes("asyncrl.environments.agent:host", {"task": config}), pools)
     players = [parts.player(scores=scores) for scores in pools]
     try:
         await players[0].start()
@@ -382,6 +391,20 @@ async def test_what_is_left_of_an_agent_gets_no_answer(functions):
     assert len(policy.requests) == asked
 
 
+async def test_a_call_that_runs_when_the_agent_has_returned_is_not_in_the_record(functions, tmp_path):
+    class Slow(Policy):
+        async def generate(self, request):
+            if len(self.requests) == 1:
+                (tmp_path / "called").touch()
+                self.gate = asyncio.Event()  # for ever
+            return await super().generate(request)
+
+    policy = Slow()
+    (episode,) = await functions.play("leaves_a_call", policy, row=Row("row", "abc", str(tmp_path / "called")))
+    assert (episode.score.reward, len(episode.turns)) == (1.0, 1)
+    assert policy.cancelled.is_set()
+
+
 async def test_a_call_that_the_agent_gave_up_is_not_in_the_record(functions):
     class Slow(Policy):
         async def generate(self, request):
@@ -433,6 +456,13 @@ async def test_processes_of_agents_are_forked(functions):
     """What the warm-up of OpenAI's package leaves behind are no threads, with which each process would start anew."""
     await functions.processes.start()
     assert functions.processes._zygote._threads == 1
+
+
+async def test_an_address_that_cannot_be_had_is_an_error_at_the_start(functions, tmp_path):
+    taken = Endpoint(port=functions.endpoint._port)
+    with pytest.raises(TaskError, match=r"cannot be listened to.*\n.*collector.endpoint.port 0"):
+        async with started(tmp_path, taken, command=["true"]):
+            pass
 
 
 async def test_an_agent_that_is_not_there_is_an_error_at_the_start(tmp_path):
