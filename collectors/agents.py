@@ -80,8 +80,8 @@ class AgentPlayer(Player):
         except OSError as error:
             raise TaskError(
                 f"agents cannot be listened to: {error}.\n"
-                "collector.endpoint.host must be an address of this machine; with collector.endpoint.port 0 any free port "
-                "is taken"
+                "collector.endpoint.host must be an address of this machine; collector.endpoint.port 0 takes any port "
+                "that is free"
             ) from error
 
     async def play(self, episode: Episode, sampler: Sampler) -> Played:
