@@ -151,7 +151,7 @@ def test_what_is_played_through_the_collectors_endpoint_is_trained(begin: Start,
         "task: {type: verifiers, environment: talk, env: {}}\n"
         "collector: {group_size: 4, max_turns: 2}\n"
         "learner: {groups_per_step: 2}\n"
-        "eval: {prompts: 4}\n"
+        "eval: {at_start: false, at_end: false}\n"
     )
     process = begin("run", "./mine.yaml")
     _, errors = process.communicate(timeout=250)

@@ -215,10 +215,11 @@ def test_the_example_is_taught_and_practises(begin: Start, tmp_path: Path) -> No
     taught = [json.loads(line)["prompt"] for line in (tmp_path / "train.jsonl").read_text().splitlines()]
     assert heldout.isdisjoint(taught)
     assert len(taught) == 6000
-    for command in (("sft", "./sft.yaml"), ("run", "./rl.yaml", "--set", "eval.prompts=16")):
-        process = begin(*command, "--set", "run.max_steps=3")
+    small = ("--set", "eval.prompts=8", "--set", "learner.groups_per_step=4")
+    for command in (("sft", "./sft.yaml"), ("run", "./rl.yaml", *small)):
+        process = begin(*command, "--set", "run.max_steps=2")
         _, errors = process.communicate(timeout=120)
         assert process.returncode == 0, errors
     summary = json.loads((tmp_path / "spell-rl" / "summary.json").read_text())
-    assert summary["steps"] == 3
+    assert summary["steps"] == 2
     assert 0 <= summary["success_before"] <= 1

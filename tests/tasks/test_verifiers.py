@@ -299,11 +299,11 @@ async def test_a_verifier_process_scores_and_what_raises_there_is_unscored_and_n
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_the_example_trains(begin: Start, tmp_path: Path) -> None:
-    """A few steps: docs/packages.md has what all of them bring."""
+    """Two small steps: docs/packages.md has what all of them bring."""
     for file in EXAMPLE.glob("*.*"):
         shutil.copy(file, tmp_path)
-    settings = ("run.output_dir=out", "run.max_steps=3", "eval.prompts=16")
+    settings = ("run.output_dir=out", "run.max_steps=2", "learner.groups_per_step=4", "eval.prompts=8")
     process = begin("run", "./rl.yaml", *(part for setting in settings for part in ("--set", setting)))
     _, errors = process.communicate(timeout=200)
     assert process.returncode == 0, errors
-    assert json.loads((tmp_path / "out" / "summary.json").read_text())["steps"] == 3
+    assert json.loads((tmp_path / "out" / "summary.json").read_text())["steps"] == 2
