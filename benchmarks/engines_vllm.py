@@ -4,7 +4,9 @@ The adapter's own CPU seconds, of those of the process with vLLM's client in it,
 answers apart; the processes that compute the model are not counted. Two parts make up the adapter's:
 
 - for each part of an answer (nearly every token), from when vLLM's generator hands it over to when it is asked for the
-  next: the adapter waits for nothing between. What is much longer than others was interrupted and counts as the median;
+  next: the adapter waits for nothing between. The clock is in a generator around vLLM's; what the two cost by
+  themselves is what another one around them measures less, and is taken off. What takes half a millisecond was
+  interrupted and counts as the median;
 - for each request, all before its first part and after its last: the thread's CPU time for answers of one token that
   come out of a list, the median of several turns. The share of the event loop in that counts as the adapter's.
 
@@ -41,8 +43,8 @@ if TYPE_CHECKING:
 
 SHARE = 0.05
 SLOTS, TOKENS = 64, 256
-INTERRUPTED = 20
-"""Times the median: what took longer was taken from the processor, or waited for memory to be collected."""
+INTERRUPTED_S = 0.0005
+"""What took longer was taken from the processor, or waited for memory to be collected."""
 
 REPLAYS = 5
 
@@ -75,9 +77,9 @@ def adapter_share(path: Path, kind: str, *, prompts: int, say: Say) -> Row:
     """Over the sampling of all answers; starts and activations are left out."""
     recipe = Recipe(collector=Collector(engine=VllmEngine(max_num_seqs=SLOTS, kv_cache_memory_bytes="256MiB")))
     with adapter(kind):
-        process_s, parts, requests_s = asyncio.run(_sampled(recipe, path, prompts))
+        process_s, parts, hop_s, requests_s = asyncio.run(_sampled(recipe, path, prompts))
     usual = median(parts)
-    parts_s = sum(usual if part > INTERRUPTED * usual else part for part in parts)
+    parts_s = sum(usual if part > INTERRUPTED_S else part for part in parts) - hop_s * len(parts)
     row: Row = {
         "part": "vllm",
         "kind": kind,
@@ -85,6 +87,7 @@ def adapter_share(path: Path, kind: str, *, prompts: int, say: Say) -> Row:
         "tokens": prompts * TOKENS,
         "process_cpu_s": round(process_s, 3),
         "parts_cpu_s": round(parts_s, 3),
+        "clock_cpu_s": round(hop_s * len(parts), 3),
         "requests_cpu_s": round(requests_s, 3),
         "share": round((parts_s + requests_s) / process_s, 4),
     }
@@ -92,14 +95,16 @@ def adapter_share(path: Path, kind: str, *, prompts: int, say: Say) -> Row:
     return row
 
 
-async def _sampled(recipe: Recipe, path: Path, prompts: int) -> tuple[float, Sequence[float], float]:
-    """CPU seconds of the process, those of the adapter for each part, and those for all requests."""
+async def _sampled(recipe: Recipe, path: Path, prompts: int) -> tuple[float, Sequence[float], float, float]:
+    """CPU seconds of the process, those of the adapter for each part, those of the clock for each, and those of the
+    adapter for all requests."""
     asked, short = (requests([Sampling(max_tokens=n)] * prompts, vocabulary=256, seed=2) for n in (TOKENS, 1))
     async with served(recipe, path) as engine:
         assert isinstance(engine, StreamedEngine), "the recipe asks for vLLM"
         with recorded(engine, record := Record()):
             await answers(engine, short)  # they load code, too
             record.seconds.clear()
+            record.with_clock.clear()
             began = time.process_time()
             found = await answers(engine, asked)
             process_s = time.process_time() - began
@@ -111,14 +116,18 @@ async def _sampled(recipe: Recipe, path: Path, prompts: int) -> tuple[float, Seq
                 began = time.thread_time()
                 await answers(engine, short)
                 turns.append(time.thread_time() - began)
-    return process_s, record.seconds, median(turns)
+    hop_s = median(record.with_clock) - median(record.seconds)
+    clocks_s = 2 * hop_s * len(record.seconds)
+    return process_s - clocks_s, record.seconds, hop_s, median(turns)
 
 
 class Record:
-    """seconds: from one part to the call for the next. short: by request, the parts of an answer of one token."""
+    """seconds: from one part to the call for the next; with_clock: the same around that clock. short: by request, the
+    parts of an answer of one token."""
 
     def __init__(self) -> None:
         self.seconds: list[float] = []
+        self.with_clock: list[float] = []
         self.short: dict[str, list[Any]] = {}
 
 
@@ -127,18 +136,28 @@ def recorded(engine: StreamedEngine, record: Record) -> Iterator[None]:
     """With every part that vLLM hands over timed."""
     ask = engine._ask
 
-    async def stamped(running: Running, request: Request) -> AsyncGenerator[Any, None]:
-        kept = record.short.setdefault(request.id, []) if request.sampling.max_tokens == 1 else None
-        async with aclosing(ask(running, request)) as parts:
-            async for part in parts:
-                if kept is not None:
-                    kept.append(part)
-                began = time.perf_counter()
-                yield part
-                record.seconds.append(time.perf_counter() - began)
+    async def kept(running: Running, request: Request) -> AsyncGenerator[Any, None]:
+        parts = record.short[request.id] = []
+        async for part in ask(running, request):
+            parts.append(part)
+            yield part
 
-    with asking(engine, stamped):
+    def clocked(running: Running, request: Request) -> AsyncGenerator[Any, None]:
+        if request.sampling.max_tokens == 1:
+            return kept(running, request)
+        return timed(timed(ask(running, request), record.with_clock), record.seconds)
+
+    with asking(engine, clocked):
         yield
+
+
+async def timed(parts: AsyncGenerator[Any, None], seconds: list[float]) -> AsyncGenerator[Any, None]:
+    """The parts, with the seconds that whoever takes them keeps each."""
+    async with aclosing(parts):
+        async for part in parts:
+            began = time.perf_counter()
+            yield part
+            seconds.append(time.perf_counter() - began)
 
 
 @contextmanager
