@@ -29,7 +29,7 @@ from asyncrl.rewards.pool import VerifierPool
 from asyncrl.tasks.base import Row, TaskError
 from tests.endpoint.conftest import END, TOKENIZER, Policy
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.faults]
 
 AGENT = '''
 import asyncio, json, math, os, signal, subprocess, sys, threading, time, urllib.error, urllib.request
