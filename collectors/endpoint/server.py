@@ -75,7 +75,9 @@ class Endpoint:
 
     async def end(self, key: str) -> None:
         """The episode is over: its calls are aborted, and its key is good for nothing any more."""
-        await self._sessions.pop(key).close()
+        session = self._sessions.pop(key, None)
+        if session is not None:  # else `close` has ended it
+            await session.close()
 
     async def close(self) -> None:
         """Abort all calls and stop listening."""
