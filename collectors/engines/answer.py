@@ -43,10 +43,12 @@ class Answer(ABC):
     def changed(self, served: Served) -> None:
         """What comes from here on is sampled from other weights. Called while nothing is sampled, and what was has
         come."""
+        self.read()
         self._stretches.mark(len(self.tokens), served)
 
     def partial(self) -> Completion | None:
         """What was sampled until now; None if it cannot be told."""
+        self.read()
         if self.error:
             return None
         return self._completion(self._stretches.spans(len(self.tokens)), "abort")
@@ -54,6 +56,10 @@ class Answer(ABC):
     @abstractmethod
     def add(self, part: Any) -> int:
         """Take what the server has sent. Returns the number of tokens that came with it."""
+
+    def read(self) -> None:
+        """Take in what `add` has put aside, if it does so. `tokens` and `error` are up to date then."""
+        return
 
     @abstractmethod
     def completion(self) -> Completion:

@@ -48,8 +48,11 @@ class Running:
     @property
     def count(self) -> int:
         """Tokens so far."""
-        newest = len(self.answer.tokens) if self.answer is not None else 0
-        return sum(len(part.token_ids) for part in self.before) + newest
+        count = sum(len(part.token_ids) for part in self.before)
+        if self.answer is not None:
+            self.answer.read()
+            count += len(self.answer.tokens)
+        return count
 
 
 class StreamedEngine(Engine):

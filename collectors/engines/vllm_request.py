@@ -20,6 +20,9 @@ COLDEST, HOTTEST = 0.01, 2.0
 """vLLM raises a temperature between 0 and COLDEST to it, and would sample otherwise than the learner computes; it has
 none above HOTTEST."""
 
+READ_EVERY = 64
+"""Tokens that are looked at together: one by one, between all that vLLM does for the next, it takes much longer."""
+
 FINISHED: dict[str, FinishReason] = {"stop": "stop", "length": "length", "abort": "abort"}
 """vLLM's ends; all others are errors."""
 
@@ -123,25 +126,43 @@ class VllmAnswer(Answer):
         self._likeliest = likeliest(request, vocabulary)
         self._spans: Sequence[Any] = ()
         self._finish_reason = ""
+        self._plain = stops is None and not self._likeliest
+        self._tokens: list[int] = []  # with `_own`: not read yet
+        self._own: list[float] = []
+        self._read_at = 1  # the first one at once: from then on it has begun
 
     def add(self, part: RequestOutput) -> int:
-        """See Answer: what came since the last one."""
+        """See Answer: what came since the last one. It is read when somebody asks, when a few have come, and at once
+        where it may end the answer."""
         output = part.outputs[0]
         tokens = output.token_ids
         count = len(tokens)
         if count:
             found = output.logprobs  # of token t, the entries starts[t] to ends[t]: its own first, then the likeliest
-            logprobs, kept = found.logprobs, None
-            if self._likeliest or len(logprobs) != count:  # a server gives one also where none is asked for
-                starts, ends = found.start_indices, found.end_indices
-                logprobs = [logprobs[start] for start in starts]
-                if self._likeliest:
-                    kept = [self._left(found, start, end) for start, end in zip(starts, ends, strict=True)]
-            count = self.take(tokens, logprobs, kept)
+            logprobs = found.logprobs
+            if len(logprobs) != count:  # a server gives one also where none is asked for
+                logprobs = [logprobs[start] for start in found.start_indices]
+            if self._plain:
+                self._tokens += tokens
+                self._own += logprobs
+                if len(self._tokens) >= self._read_at:
+                    self.read()
+            elif self._likeliest:
+                spans = zip(found.start_indices, found.end_indices, strict=True)
+                self.take(tokens, logprobs, [self._left(found, start, end) for start, end in spans])
+            else:
+                self.take(tokens, logprobs)
         if output.finish_reason is not None:
             self.ended = True
             self._finish_reason, self._spans = output.finish_reason, output.weight_versions or ()
         return count
+
+    def read(self) -> None:
+        """See Answer."""
+        if self._tokens and not self.error:
+            self.take(self._tokens, self._own)
+            self._tokens, self._own = [], []
+            self._read_at = READ_EVERY
 
     def _left(self, found: Any, start: int, end: int) -> list[int]:
         """The tokens that truncation left: what it took away has a log-prob of minus infinity."""
@@ -153,6 +174,7 @@ class VllmAnswer(Answer):
 
     def completion(self) -> Completion:
         """What was sampled, by the spans of vLLM, which label the step that sampled a token."""
+        self.read()
         finish_reason = FINISHED.get(self._finish_reason, "error")
         error = self.error or (f"vLLM ended it with {self._finish_reason!r}" if finish_reason == "error" else "")
         spans = tuple(
