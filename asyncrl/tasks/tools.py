@@ -48,8 +48,8 @@ def schemas(tools: Mapping[str, Tool], where: str) -> list[dict[str, Any]]:
         except Exception as error:  # what is wrong with a signature or a docstring comes in many classes
             raise TaskError(
                 f"{where}: nothing can be told of tool {name}: {str(error).strip().splitlines()[0]}\n"
-                "Give every argument a type hint, and the function a docstring: what it does, then `Args:` and for each "
-                "argument a line such as `key: What it is.`"
+                "Give every argument a type hint, and the function a docstring: what it does, then `Args:` and for "
+                "each argument a line such as `key: What it is.`"
             ) from error
     return found
 

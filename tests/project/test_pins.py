@@ -22,7 +22,8 @@ def pins(root: Path) -> dict[str, str]:
 
 def test_every_pin_lies_in_its_range(root: Path, pins: dict[str, str]) -> None:
     project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
-    promised = [*project["dependencies"], *(line for extra in EXTRAS for line in project["optional-dependencies"][extra])]
+    extras = project["optional-dependencies"]
+    promised = [*project["dependencies"], *(line for extra in EXTRAS for line in extras[extra])]
     for requirement in map(Requirement, promised):
         assert requirement.specifier, f"{requirement} has no range"
         assert pins[canonicalize_name(requirement.name)] in requirement.specifier
