@@ -14,6 +14,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from asyncrl.tasks.base import Message
 from asyncrl.tasks.chat import template_text
 
@@ -81,4 +83,6 @@ def _text_after(tokenizer: PreTrainedTokenizerBase, before: Sequence[int], whole
 
 
 def _decoded(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:
-    return str(tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
+    # As an array: of a list transformers looks at the type of every element.
+    plain = np.array(ids, dtype=np.int64)
+    return str(tokenizer.decode(plain, skip_special_tokens=False, clean_up_tokenization_spaces=False))
