@@ -8,7 +8,7 @@ import signal
 import hypothesis
 import pytest
 
-pytest_plugins = ["tests.processes"]
+pytest_plugins = ["tests.commands", "tests.processes"]
 
 # Before anything imports torch. Processes that tests start inherit it.
 os.environ.setdefault("OMP_NUM_THREADS", "1")

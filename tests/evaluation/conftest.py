@@ -1,27 +1,19 @@
-"""A small random model, and the `asyncrl` command called as its console script calls it."""
+"""A small random model, and the command in this process."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from asyncrl.cli.main import main
 from asyncrl.learners.tiny import tiny_config
 from asyncrl.learners.tiny_tokenizer import build_tokenizer
+from tests.commands import Ended
 
 torch.set_num_threads(1)
-
-
-class Ended(NamedTuple):
-    returncode: int
-    stdout: str
-    stderr: str
 
 
 @pytest.fixture(scope="session")
@@ -38,19 +30,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., Ended]:
-    """Run `asyncrl ARGUMENTS` in the test's folder, in this process: importing torch again would take most of the
-    time."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-
-    def run(*arguments: str) -> Ended:
-        monkeypatch.setattr(sys, "argv", ["asyncrl", *arguments])
-        capfd.readouterr()
-        with pytest.raises(SystemExit) as end:
-            main()
-        out, err = capfd.readouterr()
-        assert isinstance(end.value.code, int)
-        return Ended(end.value.code, out, err)
-
-    return run
+def cli(called: Callable[..., Ended]) -> Callable[..., Ended]:
+    """In this process: importing torch again would take most of the time."""
+    return called
