@@ -113,16 +113,16 @@ def save(
             forks=forks,
             trained=trained,
             tokens=tokens,
-            files={name: _entry(building / name) for name in names},
+            files={name: file_entry(building / name) for name in names},
             start=start,
         )
         (building / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=2))
         for path in (*building.rglob("*"), building):
-            _sync(path)
+            sync(path)
         if target.exists():
             target.rename(checkpoints / f".{target.name}.old")
         building.rename(target)
-        _sync(checkpoints)
+        sync(checkpoints)
         shutil.rmtree(checkpoints / f".{target.name}.old", ignore_errors=True)
     except OSError as error:
         shutil.rmtree(building, ignore_errors=True)
@@ -139,7 +139,7 @@ def load(folder: Path) -> Checkpoint:
             raise CheckpointError(f"{folder} has format {found.get('format')}, this program reads {FORMAT}")
         manifest = msgspec.json.decode(raw, type=Manifest)
         for name, entry in manifest.files.items():
-            if _entry(folder / name) != entry:
+            if file_entry(folder / name) != entry:
                 raise CheckpointError(f"{folder} is damaged: {name} differs from its checksum in {MANIFEST}")
     except (OSError, msgspec.MsgspecError) as error:
         raise CheckpointError(f"{folder} is damaged or unfinished: {error}") from error
@@ -207,7 +207,8 @@ def _weights(folder: Path) -> Weights | None:
     return Weights(manifest.lineage, manifest.version)
 
 
-def _entry(path: Path) -> FileEntry:
+def file_entry(path: Path) -> FileEntry:
+    """Size and checksum of a file, read a block at a time."""
     digest = xxhash.xxh3_64()
     size = 0
     with path.open("rb") as file:
@@ -217,7 +218,8 @@ def _entry(path: Path) -> FileEntry:
     return FileEntry(size=size, xxh3=digest.hexdigest())
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Make a file's content, or a folder's names, survive a power failure."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

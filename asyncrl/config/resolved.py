@@ -40,6 +40,9 @@ _Representer.add_representer(
 )
 
 
+_EXTENDS = re.compile(r"# extends (.+), merged in below")
+
+
 def resolved_yaml(recipe: Recipe | SftRecipe, *, run_folder: str | None = None, names_preset: bool = True) -> str:
     """Every key with its value, defaults included, passwords as `***`; what follows from them is a `# derived` comment.
 
@@ -59,6 +62,12 @@ def resolved_yaml(recipe: Recipe | SftRecipe, *, run_folder: str | None = None, 
             age = recipe.buffer.max_trajectory_age
             _note(tree["objective"], "preset", f"the default where buffer.max_trajectory_age is {age}")
     return dump(tree)
+
+
+def extended_by(resolved: str) -> str | None:
+    """What the recipe of that `resolved_yaml` extends; None if nothing."""
+    found = _EXTENDS.match(resolved)
+    return found[1] if found else None
 
 
 def _note_derived(tree: CommentedMap, recipe: Recipe) -> None:

@@ -102,7 +102,7 @@ def _recipe(name: str, overrides: Sequence[str]) -> Target:
 
 
 def _run(folder: Path, overrides: Sequence[str]) -> Target:
-    if _is_supervised(folder):
+    if is_supervised(folder):
         raise TargetError(
             f"{folder} is of `asyncrl sft`, which has no task; evaluate its model by another recipe's: "
             f"asyncrl eval {folder / 'model'} --recipe RECIPE"
@@ -122,7 +122,7 @@ def _checkpoint(given: str, recipe: str | None, overrides: Sequence[str]) -> Tar
     folder = _intact(given)
     if recipe is None:
         run = folder.parent.parent  # <run>/checkpoints/version-000020
-        if not (run / "recipe.yaml").is_file() or _is_supervised(run):
+        if not (run / "recipe.yaml").is_file() or is_supervised(run):
             raise TargetError(
                 f"{folder} lies in no folder of `asyncrl run`; say by which recipe's task: --recipe RECIPE"
             )
@@ -130,7 +130,8 @@ def _checkpoint(given: str, recipe: str | None, overrides: Sequence[str]) -> Tar
     return Target(f"checkpoint {folder}", _with_model(recipe, folder, overrides))
 
 
-def _is_supervised(run: Path) -> bool:
+def is_supervised(run: Path) -> bool:
+    """Whether the run folder is of `asyncrl sft`."""
     try:
         recipe = parse((run / "recipe.yaml").read_text(encoding="utf-8"))
     except YamlTextError:
