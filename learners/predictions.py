@@ -28,16 +28,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from asyncrl.learners.memory import BLOCK, LOGITS
 from asyncrl.learners.restriction import Restriction
 from asyncrl.schema import Support
-
-LOGITS = 430_000_000
-"""Logits that may exist at once: 1.6 GiB in float32. A pass that has no more of them in all takes the plain way, which
-is as fast; one that has more keeps so many for its backward pass, since what is computed again costs a fourth product
-of tokens, width and vocabulary beside the three that there are anyway."""
-
-BLOCK = 1 << 22
-"""Logits of one block, 16 MiB, which fit into a cache: products for 4,096 tokens are 1,024 wide."""
 
 IMPOSSIBLE = -1000.0
 """Lowest log-prob in a sum of p log p: exp of it is 0 in any type, and 0 x -1000 is 0, where 0 x -inf is no number."""

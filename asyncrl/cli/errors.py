@@ -23,6 +23,7 @@ BAD_INPUT = (
     ("asyncrl.runtime.export", "ExportError"),
     ("asyncrl.runtime.folder", "RunFolderError"),
     ("asyncrl.runtime.models", "ModelError"),
+    ("asyncrl.runtime.planner", "DoesNotFit"),
     ("asyncrl.runtime.preflight", "RunInUse"),
     ("asyncrl.runtime.processes", "RunNotFound"),
     ("asyncrl.tasks.base", "TaskError"),

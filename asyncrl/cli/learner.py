@@ -18,6 +18,7 @@ from asyncrl.cli.options import (
     recipe_of,
     resume_option,
     set_option,
+    warn_of,
 )
 
 if TYPE_CHECKING:
@@ -67,8 +68,10 @@ def learner(
             "buffer.url is embedded, a store that only `asyncrl run` starts; "
             "start one with `asyncrl buffer serve` and give --buffer URL"
         )
-    asyncio.run(check(loaded.recipe, url=url, resume=previous is not None, collects=False))
+    plan = asyncio.run(check(loaded.recipe, url=url, resume=previous is not None, collects=False))
+    warn_of(plan)
     with folders.opened(loaded, previous) as folder:
+        click.echo(plan.line())
         click.echo(f"run folder {folder}")
         return _learn(loaded.recipe, url, folder, resume=previous is not None, show=True)
 

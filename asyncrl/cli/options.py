@@ -12,6 +12,7 @@ import click
 
 if TYPE_CHECKING:
     from asyncrl.config.loading import Loaded
+    from asyncrl.runtime.planner import Plan
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -120,3 +121,9 @@ def print_summary(folder: Path) -> None:
     summary = folder / "summary.json"
     if summary.exists():
         render(json.loads(summary.read_bytes()), terminal=sys.stdout.isatty(), file=sys.stdout)
+
+
+def warn_of(plan: Plan) -> None:
+    """Say on stderr where memory is close. Raises DoesNotFit."""
+    if warning := plan.check():
+        click.echo(warning, err=True)

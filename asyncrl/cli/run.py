@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from asyncrl.cli.errors import Failure
-from asyncrl.cli.options import age_option, grace_option, print_summary, recipe_of, resume_option, set_option
+from asyncrl.cli.options import age_option, grace_option, print_summary, recipe_of, resume_option, set_option, warn_of
 
 if TYPE_CHECKING:
     from asyncrl.config.recipe import Recipe
@@ -34,13 +34,18 @@ def run(recipe: str | None, resume: str | None, dry_run: bool, **options: Any) -
     from asyncrl.runtime.preflight import EMBEDDED, check  # after the recipe, whose errors need not wait for it
 
     url = loaded.recipe.buffer.url
-    asyncio.run(check(loaded.recipe, url=None if url == EMBEDDED else url, resume=previous is not None))
+    plan = asyncio.run(check(loaded.recipe, url=None if url == EMBEDDED else url, resume=previous is not None))
     if dry_run:
         from asyncrl.config.resolved import resolved_yaml
 
         click.echo(resolved_yaml(loaded.recipe, names_preset=loaded.names_preset), nl=False)
+        for line in plan.table().splitlines():
+            click.echo(f"# {line}")
+        warn_of(plan)
         return 0
+    warn_of(plan)
     with folders.opened(loaded, previous) as folder:
+        click.echo(plan.line())
         return _supervise(loaded.recipe, folder, resume=previous is not None)
 
 

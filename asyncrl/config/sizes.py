@@ -47,3 +47,12 @@ def size_text(count: int) -> str:
         if count % _UNITS[unit] == 0:
             return f"{count // _UNITS[unit]}{unit}"
     return f"{count}B"
+
+
+def size_about(count: int) -> str:
+    """Bytes for people, rounded.
+
+    >>> size_about(1 << 30), size_about(1_000_000_000), size_about(1000)
+    ('1.0 GiB', '954 MiB', '0 MiB')
+    """
+    return f"{count / _UNITS['GiB']:.1f} GiB" if count >= _UNITS["GiB"] else f"{count / _UNITS['MiB']:.0f} MiB"

@@ -34,8 +34,8 @@ def run(recipe: str | os.PathLike[str] | None = None, *, max_trajectory_age: int
     the run with a checkpoint within `run.grace_s` seconds and is raised then; a second one ends it at once.
 
     Raises what a recipe, its data, task, model, store or folder cause before anything is started (RecipeError,
-    DataError, TaskError, ModelError, BuiltinModelError, BufferError, RunFolderError: one to three lines, with the fix),
-    and RunFailed if the run itself fails.
+    DataError, TaskError, ModelError, BuiltinModelError, BufferError, RunFolderError, DoesNotFit: one to three lines,
+    with the fix), and RunFailed if the run itself fails.
     """
     source = None if recipe is None else os.fspath(recipe)
     loaded = load_recipe(source, sections=sections, flags={"max_trajectory_age": max_trajectory_age})
@@ -43,7 +43,7 @@ def run(recipe: str | os.PathLike[str] | None = None, *, max_trajectory_age: int
 
     async def checked(_stop: asyncio.Event) -> None:
         url = settings.buffer.url
-        await check(settings, url=None if url == EMBEDDED else url, resume=False)
+        (await check(settings, url=None if url == EMBEDDED else url, resume=False)).check()
 
     own_loop.run(checked, grace_s=0.0)
     with folders.opened(loaded) as folder:

@@ -8,7 +8,8 @@ from urllib.parse import urlsplit
 from asyncrl.buffers.store import Store, open_store
 from asyncrl.config.identity import identity_differences
 from asyncrl.config.recipe import Recipe, to_builtins
-from asyncrl.runtime import engine_package, models, sinks
+from asyncrl.runtime import engine_package, models, planner, sinks
+from asyncrl.runtime.planner import Plan
 from asyncrl.runtime.task_check import OTHERS_CODE, check_apart
 from asyncrl.tasks.build import build_task
 
@@ -20,9 +21,9 @@ class RunInUse(Exception):
     """The store has a run of this name already; says how it differs and what to do."""
 
 
-async def check(recipe: Recipe, *, url: str | None, resume: bool, collects: bool = True) -> None:
-    """Raises the error of the part that cannot work: DataError, TaskError, ModelError, RecipeError (the package of a
-    sink or engine), BufferError, RunInUse.
+async def check(recipe: Recipe, *, url: str | None, resume: bool, collects: bool = True) -> Plan:
+    """What the run takes of this machine's memory. Raises the error of the part that cannot work: DataError, TaskError,
+    ModelError, RecipeError (the package of a sink or engine), BufferError, RunInUse; whether it fits says `Plan.check`.
 
     `url`: the store, None where it is to be started. `collects`: collectors will run on this host.
     """
@@ -37,14 +38,14 @@ async def check(recipe: Recipe, *, url: str | None, resume: bool, collects: bool
     sinks.check(recipe.telemetry)
     if collects:
         engine_package.check(recipe.collector.engine)
-    if url is None:
-        return
-    store = await open_store(url)
-    try:
-        if not resume:
-            await refuse_in_use(store, recipe)
-    finally:
-        await store.close()
+    if url is not None:
+        store = await open_store(url)
+        try:
+            if not resume:
+                await refuse_in_use(store, recipe)
+        finally:
+            await store.close()
+    return await planner.look(recipe, folder, collects=collects)
 
 
 async def refuse_in_use(store: Store, recipe: Recipe) -> None:
