@@ -9,6 +9,7 @@ BENCHMARKS = {
     "first-run": ("asyncrl.benchmarks.first_run", "The default run on seeds 0-4: does it learn, how fast."),
     "honest-ages": ("asyncrl.benchmarks.honest_ages", "Is the age bound a bound, and are the versions true?"),
     "loss": ("asyncrl.benchmarks.loss", "Log-probs at a real vocabulary: memory and time against log_softmax."),
+    "memory": ("asyncrl.benchmarks.memory", "A run's memory by plan, against the peak of real runs."),
     "pipeline": ("asyncrl.benchmarks.pipeline", "What the age bound costs, policy by policy, against the model."),
     "scale": ("asyncrl.benchmarks.scale", "A thousand collectors on one store: tickets/s, p99, memory, waits."),
     "smollm2": ("asyncrl.benchmarks.smollm2", "A real model through an adapter: before, after, in minutes."),

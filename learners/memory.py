@@ -38,6 +38,9 @@ PROCESS = 400 << 20
 SIZE = {"float32": 4, "bfloat16": 2}
 """Bytes of an element, by `model.dtype`."""
 
+SHARED = "shared memory"
+"""Where images lie: what parts in it take is of the host's memory too."""
+
 PROMPT = 1024
 """Tokens that a prompt is taken to have where `model.max_length` does not say how long a row gets."""
 
@@ -80,8 +83,11 @@ def row_tokens(recipe: Recipe, shapes: Shapes) -> int:
 
 
 def largest_pass(recipe: Recipe, shapes: Shapes) -> Pass:
-    """A micro-batch is filled up to the budget with the rows of a rank's groups; a row longer than that goes alone."""
+    """A micro-batch is filled up to the budget with the rows of a rank's groups; a row longer than that goes alone, and
+    so does each where attention does not pack."""
     row, size = row_tokens(recipe, shapes), recipe.collector.group_size
+    if recipe.model.attn_implementation in ("eager", "flash_attention_2"):
+        return Pass(row, row)
     groups = -(-recipe.learner.groups_per_step // (recipe.learner.updates_per_step * recipe.learner.ranks))
     tokens = min(max(recipe.learner.max_tokens_per_microbatch, row), groups * size * row)
     answer = min(recipe.collector.sampling.max_tokens, row)
@@ -158,4 +164,4 @@ def image_parts(recipe: Recipe, shapes: Shapes) -> list[Part]:
         nbytes = SIZE[recipe.model.dtype] * shapes.parameters
     several = 2 if recipe.run.max_steps >= recipe.weights.publish_every else 1
     keys = ("model.dtype", "model.path") if lora is None else ("weights.lora", "model.dtype", "model.path")
-    return [Part("shared memory", "versions of the weights", nbytes, True, keys, count=several)]
+    return [Part(SHARED, "versions of the weights", nbytes, True, keys, count=several)]

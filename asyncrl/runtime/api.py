@@ -9,6 +9,7 @@ The same checks, the same processes, the same folder.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from typing import Any
 
@@ -19,6 +20,8 @@ from asyncrl.runtime.finished import Run
 from asyncrl.runtime.preflight import EMBEDDED, check
 from asyncrl.runtime.processes import RunFailed
 from asyncrl.runtime.supervisor import SHUTDOWN_S, Supervisor
+
+log = logging.getLogger(__name__)
 
 __all__ = ["Run", "RunFailed", "open_run", "run"]
 
@@ -43,7 +46,9 @@ def run(recipe: str | os.PathLike[str] | None = None, *, max_trajectory_age: int
 
     async def checked(_stop: asyncio.Event) -> None:
         url = settings.buffer.url
-        (await check(settings, url=None if url == EMBEDDED else url, resume=False)).check()
+        plan = await check(settings, url=None if url == EMBEDDED else url, resume=False)
+        if warning := plan.check():
+            log.warning(warning)
 
     own_loop.run(checked, grace_s=0.0)
     with folders.opened(loaded) as folder:

@@ -15,7 +15,7 @@ from asyncrl.collectors.engines.vllm_start import ON_A_CPU
 from asyncrl.config.derived import derive
 from asyncrl.config.recipe import Recipe, TransformersEngine, VllmEngine
 from asyncrl.config.sizes import size_about, size_bytes
-from asyncrl.learners.memory import PROCESS, SIZE, Part, image_parts, rank_parts, row_tokens
+from asyncrl.learners.memory import PROCESS, SHARED, SIZE, Part, image_parts, rank_parts, row_tokens
 from asyncrl.learners.shapes import Shapes, shapes_of
 from asyncrl.runtime.room import Machine, Room, machine
 
@@ -30,14 +30,14 @@ class DoesNotFit(Exception):
 @dataclass(frozen=True, slots=True)
 class Need:
     """What is needed of one memory, bytes. name: for people. certain: the sum of what is; least, most: of all. largest:
-    of what is certain."""
+    of what is certain, with its bytes."""
 
     name: str
     room: Room
     certain: int
     least: int
     most: int
-    largest: Part
+    largest: tuple[Part, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class Plan:
     def needs(self) -> list[Need]:
         """By memory: the host's, what of it is /dev/shm, and the first GPU, which rank 0 and the engines have."""
         gpus, shm = self.machine.gpus, self.machine.shared
-        shared = [part for part in self.parts if part.where == "shared memory"]
+        shared = [part for part in self.parts if part.where == SHARED]
         host = [part for part in self.parts if not (gpus and part.on_gpu) and (shm is not None or part not in shared)]
         needs = [_need("this machine's memory", self.machine.host, host)]
         if shm is not None:
@@ -91,10 +91,10 @@ class Plan:
         """A warning where it is close, else "". Raises DoesNotFit."""
         for need in self.needs:
             if need.certain > need.room.total:
-                least, total, largest = size_about(need.certain), size_about(need.room.total), need.largest
+                least, total, (largest, nbytes) = size_about(need.certain), size_about(need.room.total), need.largest
                 raise DoesNotFit(
                     f"this run does not fit: it needs {least} of {need.name} at least, of {total}. "
-                    f"The largest part: {largest.what} ({largest.where}), {size_about(largest.span()[1])}.\n"
+                    f"The largest part: {largest.what} ({largest.where}), {size_about(nbytes)}.\n"
                     f"What makes it less: {', '.join(largest.keys)} (docs/memory.md)"
                 )
         return "\n".join(
@@ -179,7 +179,7 @@ def _need(name: str, room: Room, parts: Iterable[Part], *, one_gpu: bool = False
         certain=sum(most for _, most in certain),
         least=sum(least for _, least, _ in counted),
         most=sum(most for _, _, most in counted),
-        largest=max(certain, key=lambda one: one[1])[0],
+        largest=max(certain, key=lambda one: one[1]),
     )
 
 

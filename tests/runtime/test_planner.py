@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 from asyncrl.config.loading import load_recipe
 from asyncrl.config.recipe import Recipe
 from asyncrl.learners.shapes import Shapes, of_config, shapes_of
+from asyncrl.learners.tiny_tokenizer import build_tokenizer
 from asyncrl.runtime import room
 from asyncrl.runtime.planner import DoesNotFit, Plan, plan
 from asyncrl.runtime.room import Machine, Room, host
@@ -195,3 +198,20 @@ def test_a_control_group_is_the_limit_and_so_is_one_above_it(tmp_path: Path) -> 
 async def test_this_machine_has_memory() -> None:
     there = await room.machine()
     assert there.host.total >= there.host.free > 0
+
+
+@pytest.mark.parametrize("dry", [(), ("--dry-run",)])
+def test_what_cannot_fit_ends_before_anything_starts(tmp_path: Path, cli: Callable[..., object], dry) -> None:
+    model = tmp_path / "model"
+    build_tokenizer(512).save_pretrained(model)
+    config = {"hidden_size": 1 << 20, "intermediate_size": 1 << 22, "num_hidden_layers": 1000}
+    heads = {"num_attention_heads": 1 << 13, "vocab_size": 1 << 17}
+    (model / "config.json").write_text(json.dumps({"model_type": "llama", **config, **heads}))
+    (model / "model.safetensors").write_bytes(b"never read")
+    done = cli("run", "--set", f"model.path={model}", *dry)
+    assert done.returncode == 2, done
+    assert done.stderr.startswith("Error: this run does not fit: it needs "), done.stderr
+    assert "model.lora" in done.stderr
+    assert len(done.stderr.splitlines()) == 2
+    assert not (tmp_path / "runs").exists()
+    assert ("# learner" in done.stdout) == bool(dry)
