@@ -138,11 +138,10 @@ def engine_parts(recipe: Recipe, shapes: Shapes, there: Machine) -> list[Part]:
     else:
         given = engine.kv_cache_memory_bytes
         cache = ON_A_CPU["kv_cache_memory_bytes"] if given is None else size_bytes(given)
-        parallel = engine.extra_args.get("tensor_parallel_size", 1) != 1  # then each GPU has a part only
         keys = ("collector.engine.kv_cache_memory_bytes", "collector.engines")
         parts = [
-            Part(where, "weights", served, not parallel, ("model.dtype", "model.path"), on_gpu=True, count=count),
-            Part(where, "keys and values", cache, not parallel, keys, on_gpu=True, count=count),
+            Part(where, "weights", served, True, ("model.dtype", "model.path"), on_gpu=True, count=count),
+            Part(where, "keys and values", cache, True, keys, on_gpu=True, count=count),
         ]
     return [*parts, process]
 

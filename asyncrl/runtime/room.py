@@ -50,7 +50,7 @@ class Machine:
 
 async def machine() -> Machine:
     """What there is. Asks for GPUs only where a driver is."""
-    return Machine(host(), shared(), await _gpus() if any(map(os.path.exists, GPU_FILES)) else ())
+    return Machine(host(), shared(), await gpus() if any(map(os.path.exists, GPU_FILES)) else ())
 
 
 def host(cgroups: Path = CGROUPS, own: Path = Path("/proc/self/cgroup")) -> Room:
@@ -70,27 +70,7 @@ def shared() -> Room | None:
     return Room(usage.total, usage.free)
 
 
-def _limits(cgroups: Path, own: Path) -> Iterator[int]:
-    """memory.max, or its name in version 1, of this process's group and of all above it."""
-    try:
-        lines = own.read_text().splitlines()
-    except OSError:
-        return
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controllers not in ("", "memory"):
-            continue
-        root = cgroups / controllers
-        name = "memory.limit_in_bytes" if controllers else "memory.max"
-        group = root / path.lstrip("/")
-        for folder in (group, *group.parents):
-            with suppress(OSError, ValueError):  # another namespace's path; or "max", which is none
-                yield int((folder / name).read_text())
-            if folder == root:
-                break
-
-
-async def _gpus() -> tuple[Room, ...]:
+async def gpus() -> tuple[Room, ...]:
     """Asked of torch in a process of its own: whether it can use them depends on its build and on the environment. None
     if it does not answer in time; then what is planned is not compared with any."""
     process = await asyncio.create_subprocess_exec(
@@ -112,3 +92,23 @@ async def _gpus() -> tuple[Room, ...]:
         if process.returncode is None:
             process.kill()
             await process.wait()
+
+
+def _limits(cgroups: Path, own: Path) -> Iterator[int]:
+    """memory.max, or its name in version 1, of this process's group and of all above it."""
+    try:
+        lines = own.read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers not in ("", "memory"):
+            continue
+        root = cgroups / controllers
+        name = "memory.limit_in_bytes" if controllers else "memory.max"
+        group = root / path.lstrip("/")
+        for folder in (group, *group.parents):
+            with suppress(OSError, ValueError):  # another namespace's path; or "max", which is none
+                yield int((folder / name).read_text())
+            if folder == root:
+                break

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from asyncrl.config.loading import load_recipe
 from asyncrl.config.recipe import Recipe
@@ -198,6 +199,14 @@ def test_a_control_group_is_the_limit_and_so_is_one_above_it(tmp_path: Path) -> 
 async def test_this_machine_has_memory() -> None:
     there = await room.machine()
     assert there.host.total >= there.host.free > 0
+
+
+@pytest.mark.slow
+@pytest.mark.asyncio
+async def test_torch_says_what_each_gpu_has() -> None:
+    found = await room.gpus()
+    assert len(found) == torch.cuda.device_count()  # 0 on most machines that run this
+    assert all(gpu.total >= gpu.free > 0 for gpu in found)
 
 
 @pytest.mark.parametrize("dry", [(), ("--dry-run",)])
