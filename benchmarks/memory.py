@@ -57,7 +57,7 @@ MEDIUM = {
     "tie_word_embeddings": False,
 }
 MODELS: dict[str, dict[str, Any]] = {
-    "140 K": {**MEDIUM, "hidden_size": 64, "intermediate_size": 192, "num_hidden_layers": 2, "num_attention_heads": 4},
+    "132 K": {**MEDIUM, "hidden_size": 64, "intermediate_size": 192, "num_hidden_layers": 2, "num_attention_heads": 4},
     "19 M": MEDIUM,
     "135 M": {key: value for key, value in SMOLLM2.items() if key != "model_type"},
 }
