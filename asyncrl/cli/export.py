@@ -55,11 +55,12 @@ def export(run: str | None, form: Form, version: int | None, dtype: str | None, 
     finally:
         signal.signal(signal.SIGTERM, previous)
     document = done.document
-    tensors, nbytes = document.manifest.tensors, document.manifest.nbytes
+    manifest = document.manifest
+    held = "A and B in float32" if manifest.adapter else f"the whole model in {document.dtype}"
     stamped = "equal to what rows were sampled by" if done.stamped else "no trained row was sampled by this version"
     click.echo(f"exported  run {source.run}, version {document.version} of lineage {document.lineage}")
-    click.echo(f"as        {form}: {len(tensors)} tensors, {nbytes / 1e6:,.1f} MB, whole model in {document.dtype}")
-    click.echo(f"checksum  {document.manifest.served}, {stamped}")
+    click.echo(f"as        {form}: {held}, {len(manifest.tensors)} tensors, {manifest.nbytes / 1e6:,.1f} MB")
+    click.echo(f"checksum  {manifest.served} of the whole model in {document.dtype}, {stamped}")
     click.echo(f"folder    {done.folder}")
     return 0
 

@@ -170,7 +170,10 @@ def export(
             )
         stamped = manifest.served in stamps
         _describe(source, folder, form, manifest, dtype=served_in, stamped=stamped)
-        names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+        files = [path for path in folder.rglob("*") if path.is_file()]
+        for path in files:
+            path.chmod((folder / CARD).stat().st_mode)  # safetensors leaves weights that only their owner can read
+        names = sorted(str(path.relative_to(folder)) for path in files)
         document = Document(
             form=form,
             run=recipe.run.name,

@@ -99,9 +99,9 @@ def _content(facts: Facts) -> str:
 def _use(facts: Facts) -> str:
     lines = ["from transformers import AutoModelForCausalLM, AutoTokenizer", "", 'folder = "."  # this one']
     if facts.form == "adapter":
-        base = facts.hub_name or facts.base_model
         lines[0:0] = ["from peft import PeftModel"]
-        lines += [f'base = AutoModelForCausalLM.from_pretrained("{base}")']
+        known = facts.hub_name if facts.hub_name == facts.base_model else "..."
+        lines += [f'base = AutoModelForCausalLM.from_pretrained("{known}")  # {facts.base_model}, as it was trained on']
         lines += ["model = PeftModel.from_pretrained(base, folder)"]
     else:
         lines += ["model = AutoModelForCausalLM.from_pretrained(folder)"]
@@ -138,10 +138,12 @@ def _training(facts: Facts) -> str:
     if facts.lora is not None:
         parts.append(f"Low-rank adapters:\n\n```yaml\n{dump(facts.lora)}```")
     if facts.differences:
-        parent = f"what it extends, `{facts.extends}`" if facts.extends else "its file or the packaged recipe"
+        parent = f"what it extends, `{facts.extends}`" if facts.extends else "the recipe as it was written"
         parts.append(f"Where it differs from {parent}:\n\n```yaml\n{dump(facts.differences)}```")
     else:
-        parts.append(f"It {f'extends `{facts.extends}`' if facts.extends else 'is a recipe as written'}, unchanged.")
+        parts.append(
+            f"It {f'extends `{facts.extends}`' if facts.extends else 'is a recipe as it was written'}, unchanged."
+        )
     return "\n\n".join(parts)
 
 

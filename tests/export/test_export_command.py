@@ -202,6 +202,9 @@ def test_every_file_has_its_checksum(called, make_run) -> None:
     assert set(files) == {path.name for path in folder.iterdir()} - {"export.json"}
     assert {"README.md", "recipe.yaml", "config.json", "generation_config.json", "tokenizer.json"} < set(files)
     assert all(file_entry(folder / name) == entry for name, entry in files.items())
+    assert len({path.stat().st_mode for path in folder.iterdir()}) == 1, (
+        "whoever may read the card may read the weights"
+    )
 
 
 def test_another_version_is_taken_by_its_number_or_its_folder(called, make_run) -> None:
