@@ -28,7 +28,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from asyncrl.learners.memory import BLOCK, LOGITS
+from asyncrl.learners.memory import BLOCK as BLOCK
+from asyncrl.learners.memory import LOGITS as LOGITS  # how much is done at once is decided here, and changed here
 from asyncrl.learners.restriction import Restriction
 from asyncrl.schema import Support
 
