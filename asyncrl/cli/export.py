@@ -57,7 +57,7 @@ def export(run: str | None, form: Form, version: int | None, dtype: str | None, 
     document = done.document
     manifest = document.manifest
     held = "A and B in float32" if manifest.adapter else f"the whole model in {document.dtype}"
-    stamped = "equal to what rows were sampled by" if done.stamped else "no trained row was sampled by this version"
+    stamped = "which is what rows were sampled by" if done.stamped else "which no trained row was sampled by"
     click.echo(f"exported  run {source.run}, version {document.version} of lineage {document.lineage}")
     click.echo(f"as        {form}: {held}, {len(manifest.tensors)} tensors, {manifest.nbytes / 1e6:,.1f} MB")
     click.echo(f"checksum  {manifest.served} of the whole model in {document.dtype}, {stamped}")

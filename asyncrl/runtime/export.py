@@ -85,7 +85,8 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """What lies in `folder` now. stamped: rows of the archive carry its checksum."""
+    """What lies in `folder` now. stamped: rows of the archive carry its checksum, as they can only where it is in the type
+    that was served."""
 
     folder: Path
     source: Source
@@ -162,13 +163,13 @@ def export(
             trust_remote_code=recipe.model.trust_remote_code,
             on_phase=on_phase,
         )
-        stamps = _stamps(source)
-        if served_in == recipe.model.dtype and stamps - {manifest.served}:
+        stamps = _stamps(source) if served_in == recipe.model.dtype else set()
+        if stamps - {manifest.served}:
             raise WeightsError(
                 f"{checkpoint.folder} has the checksum {manifest.served}, but rows in {source.run / 'archive'} were "
                 f"sampled by this version with {', '.join(sorted(stamps))}"
             )
-        stamped = manifest.served in stamps
+        stamped = bool(stamps)
         _describe(source, folder, form, manifest, dtype=served_in, stamped=stamped)
         files = [path for path in folder.rglob("*") if path.is_file()]
         for path in files:

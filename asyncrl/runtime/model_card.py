@@ -160,7 +160,7 @@ def _checksums(facts: Facts) -> str:
     stamped = (
         "Rows that the run trained carry the same one, stamped by the engine that sampled them from this version."
         if facts.stamped
-        else "The run trained no row that says by which checksum this version was served."
+        else "No row that the run trained was sampled by it."
     )
     whose = "of the whole model that the adapter makes" if facts.form == "adapter" else "over all tensors"
     return (
