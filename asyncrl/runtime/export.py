@@ -85,8 +85,8 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """What lies in `folder` now. stamped: rows of the archive carry its checksum, as they can only where it is in the type
-    that was served."""
+    """What lies in `folder` now. stamped: rows of the archive carry its checksum, as they can only where it is in the
+    type that was served."""
 
     folder: Path
     source: Source
