@@ -9,7 +9,6 @@ the recipe's `task.env` says who plays it (`environments/verifiers.py`).
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import logging
 from collections.abc import Mapping, Sequence
@@ -55,6 +54,8 @@ class Verifiers:
             env_configuration(config.environment, config.args, config.env)
         else:
             refuse_more_than_an_answer(config.environment, self._own, hooks)
+        import asyncio  # a worker of any task loads this module, and few need that one
+
         self._runner = asyncio.Runner()  # one loop for all scores: clients of judges outlive a call
 
     def rows(self, split: Split) -> Sequence[Row]:

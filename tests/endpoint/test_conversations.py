@@ -78,7 +78,10 @@ def check_rows(sampled):
         places |= next(
             places_there
             for n, places_there in own.items()
-            if len(asked) in rows[n].turn_offsets and starts(rows[n], whole) and not places_there & places
+            if len(asked) in rows[n].turn_offsets
+            and starts(rows[n], whole)
+            and rows[n].loss_mask[len(asked) : len(whole)].all()  # the same tokens may stand there for the template
+            and not places_there & places
         )
     trained = {(n, at) for n, row in enumerate(rows) for at in np.flatnonzero(row.loss_mask).tolist()}
     assert trained == places
