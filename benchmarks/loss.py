@@ -20,6 +20,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from multiprocessing.connection import Connection
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -197,6 +198,13 @@ def _by_blocks(*inputs: Any, spread: bool) -> Tensor:
 
 
 def _peak() -> int:
-    """Bytes of memory that this process has had at most."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
+    """Bytes of memory that this process has had at most.
+
+    Linux counts into `ru_maxrss` what a process had before it was this program, as a copy of its parent: there the
+    address space of the program alone is asked.
+    """
+    if sys.platform != "linux":
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak if sys.platform == "darwin" else peak * 1024
+    status = Path("/proc/self/status").read_text()
+    return 1024 * int(status.partition("VmHWM:")[2].split()[0])

@@ -26,7 +26,7 @@ def test_the_sides_agree_each_has_a_memory_of_its_own_and_its_end_is_named() -> 
         assert torch.equal(first.values, second.values)
         assert first.seconds > 0
         assert first.cpu_seconds > 0
-        found[name] = min(first, second, key=lambda once: once.bytes)  # malloc at times keeps more, never less
+        found[name] = first
     logits = 4 * SMALL.tokens * SMALL.vocabulary
     assert 2 * logits < found["plain"].bytes < 5 * logits
     for name in ("blocks", "spread"):
