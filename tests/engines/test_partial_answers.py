@@ -42,7 +42,7 @@ async def test_a_running_request_says_what_it_has_sampled_at_any_time(saved: Pat
             if (part := engine.partial("a")) is not None:
                 is_whole(part, restricted=bool(sampling))
                 parts.append(part)
-            await asyncio.sleep(0.0005)  # a loop that never rests leaves the interpreter to the decode thread too seldom
+            await asyncio.sleep(0.0005)  # a loop that never rests would starve the decode thread
         whole = await task
         assert engine.partial("a") is None
     lengths = [len(part.token_ids) for part in parts]
