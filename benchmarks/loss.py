@@ -91,7 +91,7 @@ def compare(problem: Problem, *, long: Problem, turns: int, say: Say) -> Measure
 
     passes: dict[str, list[Pass]] = {"plain": [], "blocks": [], "spread": []}
     with ExitStack() as stack:
-        sides = {name: stack.enter_context(_side(name, problem)) for name in passes}
+        sides = {name: stack.enter_context(side(name, problem)) for name in passes}
         for turn in range(turns):
             for name in passes if turn % 2 == 0 else reversed(passes):
                 passes[name].append(sides[name]())
@@ -99,9 +99,9 @@ def compare(problem: Problem, *, long: Problem, turns: int, say: Say) -> Measure
     apart = max(
         _apart(passes[name][0].values, passes["plain"][0].values, problem.tokens) for name in ("blocks", "spread")
     )
-    with _side("whole", problem) as once:
+    with side("whole", problem) as once:
         whole = finished("whole", problem, [once()])
-    with _side("spread", long) as once:
+    with side("spread", long) as once:
         last = once()
     finished("long", long, [last])
     return Measured(
@@ -126,7 +126,7 @@ def _apart(one: Tensor, other: Tensor, tokens: int) -> float:
 
 
 @contextmanager
-def _side(name: str, problem: Problem) -> Iterator[Callable[[], Pass]]:
+def side(name: str, problem: Problem) -> Iterator[Callable[[], Pass]]:
     """A process that holds the problem and makes a pass whenever it is called."""
     context = multiprocessing.get_context("spawn")
     mine, its = context.Pipe()

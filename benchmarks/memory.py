@@ -112,7 +112,7 @@ def measure(*, quick: bool, say: Say) -> Measured:
 def compare(folder: Path, config: dict[str, Any], settings: dict[str, Any]) -> Compared:
     """A run in `folder` of a random Llama of this configuration. Raises RunError."""
     model = folder / "model"
-    _make(model, config)
+    random_llama(model, config)
     overrides = [f"{key}={value}" for key, value in {**settings, "model.path": model}.items()]
     recipe = load_recipe("tiny-reverse", overrides=overrides).recipe
     shapes = shapes_of(recipe.model.path, model)
@@ -129,7 +129,8 @@ def compare(folder: Path, config: dict[str, Any], settings: dict[str, Any]) -> C
     )
 
 
-def _make(folder: Path, config: dict[str, Any]) -> None:
+def random_llama(folder: Path, config: dict[str, Any]) -> None:
+    """A Llama of this configuration with random weights, and the tokenizer of the tiny model."""
     tokenizer = build_tokenizer(512)
     torch.manual_seed(0)
     ends = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id, "bos_token_id": None}

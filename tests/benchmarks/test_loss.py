@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from asyncrl.benchmarks import loss
-from asyncrl.benchmarks.loss import Problem, _apart, _inputs, _plain, _side
+from asyncrl.benchmarks.loss import Problem, _apart, _inputs, _plain, side
 
 SMALL = Problem(512, 8, vocabulary=50_000)  # logits: 98 MiB
 
@@ -17,7 +17,7 @@ SMALL = Problem(512, 8, vocabulary=50_000)  # logits: 98 MiB
 def test_the_sides_agree_each_has_a_memory_of_its_own_and_its_end_is_named() -> None:
     found = {}
     for name in ("plain", "blocks", "spread"):
-        with _side(name, SMALL) as once:
+        with side(name, SMALL) as once:
             first, second = once(), once()
             for process in multiprocessing.active_children():
                 process.kill()
