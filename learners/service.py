@@ -40,6 +40,7 @@ from asyncrl.learners.lasting import LastingBuffer, LeaseGone
 from asyncrl.learners.ledger import move_settled
 from asyncrl.learners.limits import limits_of
 from asyncrl.learners.lora import has_adapter, in_dtype, served_weights
+from asyncrl.learners.lost import RankLost
 from asyncrl.learners.model import load_tokenizer, longest_sequence
 from asyncrl.learners.notices import Notices
 from asyncrl.learners.optimize import Updates
@@ -91,7 +92,8 @@ async def learn(
 
     Raises ModelError, CheckpointError, BufferError before the new lineage is open; then Fenced (a newer learner took
     over: nothing more is written) or, once collectors are told that the run has failed, CheckpointError, LearnerError
-    (no progress), TooManySkipped, EssCollapsed, BoundBroken, WeightsError.
+    (no progress), TooManySkipped, EssCollapsed, BoundBroken, WeightsError. A rank that is lost, which `ranks` names, is
+    no failure of the run: collectors are told nothing, and `run_dir` says that this learner has not ended, but is gone.
     """
     metrics = MetricsWriter(run_dir / "metrics.jsonl")
     lasting = LastingBuffer(
@@ -107,23 +109,28 @@ async def learn(
     outlet = Outlet(recipe, borne, stop=stop)
     phase = PhaseFile(run_dir)
     phase.enter(Phase.STARTING)
+    begun = lost = False
     try:
         learner = await _begin(recipe, borne, run_dir, model_path, resume, metrics, outlet, ranks, phase)
+        begun = True
         gc.freeze()  # what is loaded by now stays: a full collection looks through it for tenths of a second
         lasting.trains(lambda: (learner.lineages.forks, learner.weights))
         outlet.start(here(device_of(learner.trainer.model.device)))
-        try:
-            await _train(learner, evaluations, stop)
-        except Fenced:
-            raise
-        except Exception as error:
-            await _finish_with(buffer, await ranks.cause(error))
-            raise
+        await _train(learner, evaluations, stop)
+    except Fenced:
+        raise
+    except Exception as error:
+        cause = await ranks.cause(error)
+        lost = isinstance(cause, RankLost)
+        if begun and not lost:
+            await _finish_with(buffer, cause)
+        raise
     finally:
         await evaluations.cancel()
         await outlet.close()
         metrics.close()
-        phase.enter(Phase.ENDED)
+        if not lost:
+            phase.enter(Phase.ENDED)
 
 
 async def _train(learner: _Learner, evaluations: Evaluations, stop: asyncio.Event) -> None:

@@ -18,6 +18,19 @@ TAIL = 12
 """Log lines that are shown when a process failed."""
 
 
+def how_it_ended(code: int) -> str:
+    """An exit code of `Child.exited` in words.
+
+    >>> how_it_ended(-15), how_it_ended(3)
+    ('was killed by SIGTERM', 'ended with code 3')
+    """
+    if code >= 0:
+        return f"ended with code {code}"
+    # Nobody says why; where no person did it, it was the kernel, which takes the largest process.
+    guess = " (out of memory?)" if code == -signal.SIGKILL else ""
+    return f"was killed by {signal.Signals(-code).name}{guess}"
+
+
 class Child:
     """`asyncrl ARGUMENTS` (or another module of ours) as a process in a session of its own, whose output goes to `log`.
 
@@ -32,6 +45,7 @@ class Child:
         self._arguments = arguments
         self._process: Process | None = None
         self._exited: asyncio.Task[int] | None = None
+        self._log_start = 0  # bytes of the log that earlier starts wrote
 
     @property
     def exited(self) -> asyncio.Task[int]:
@@ -52,15 +66,23 @@ class Child:
         assert self._process is not None, f"{self.name} was not started"
         return self._process.pid
 
-    async def start(self, environment: Mapping[str, str], *, stdin: bytes | None = None, hold: bool = False) -> None:
+    async def start(
+        self,
+        environment: Mapping[str, str],
+        *,
+        stdin: bytes | None = None,
+        hold: bool = False,
+        inherits: Sequence[int] = (),
+    ) -> None:
         """Start it, or start it again; `environment` adds to ours, `stdin` is all that it may read.
 
         `hold`: its standard input ends at `close_stdin`, not at once. That reaches it in whatever state it is, while a
-        signal ends a process that is still importing what would handle it.
+        signal ends a process that is still importing what would handle it. `inherits`: open files it gets besides.
         """
         # -P: a folder in the working directory that is named like a package must not be imported instead of it.
         argv = tether.command([sys.executable, "-P", "-m", self._module, *self._arguments])
         with self.log.open("ab") as log:
+            self._log_start = log.tell()
             self._process = await asyncio.create_subprocess_exec(
                 *argv,
                 stdin=asyncio.subprocess.DEVNULL if stdin is None else asyncio.subprocess.PIPE,
@@ -68,6 +90,7 @@ class Child:
                 stderr=log,
                 env={**os.environ, **environment},
                 start_new_session=True,
+                pass_fds=inherits,
             )
         self._exited = asyncio.create_task(self._process.wait(), name=f"exit of {self.name}")
         if stdin is not None:
@@ -110,7 +133,7 @@ class Child:
 
     def complaint(self) -> str:
         """The message it ended with, "" if it said none: what it printed after its last "Error: "."""
-        lines = last_lines(self.log, TAIL)
+        lines = last_lines(self.log, TAIL, offset=self._log_start)
         starts = [n for n, line in enumerate(lines) if line.startswith("Error: ")]
         return "\n".join(lines[starts[-1] :]).removeprefix("Error: ") if starts else ""
 
@@ -118,6 +141,6 @@ class Child:
         """For the person who asks why: its message and where its log is; without one, the end of the log."""
         if complaint := self.complaint():
             return f"{complaint}\nIts log: {self.log}"
-        ended = "is running" if self.running else f"ended with code {self.exited.result()}"
-        lines = (f"  {line}" for line in last_lines(self.log, TAIL))
+        ended = "is running" if self.running else how_it_ended(self.exited.result())
+        lines = (f"  {line}" for line in last_lines(self.log, TAIL, offset=self._log_start))
         return "\n".join([f"{self.name} {ended}; the last lines of {self.log}:", *lines])

@@ -27,9 +27,10 @@ from asyncrl.config.recipe import Recipe, SimulatedEngine, to_builtins
 from asyncrl.config.secrets import masked
 from asyncrl.data.jsonl import DataError
 from asyncrl.learners.limits import limits_of
+from asyncrl.learners.lost import RankLost
 from asyncrl.runtime import engine_package, models
 from asyncrl.runtime.preflight import is_listening, refuse_in_use
-from asyncrl.runtime.ranks import RankLost, meet, ranks_of
+from asyncrl.runtime.ranks import meet, ranks_of
 from asyncrl.runtime.sinks import Sinks
 from asyncrl.runtime.tail import JsonLines
 from asyncrl.tasks.base import TaskError

@@ -21,7 +21,8 @@ import msgspec
 import psutil
 
 from asyncrl.config.recipe import Recipe, to_builtins
-from asyncrl.runtime.children import Child
+from asyncrl.learners.lost import RankLost
+from asyncrl.runtime.children import Child, how_it_ended
 
 if TYPE_CHECKING:
     from asyncrl.learners.parallel import Ranks, Sharded
@@ -40,10 +41,6 @@ LEAVE_S = 10.0
 
 MARGIN_S = 120.0
 """Of the silence that the other ranks bear, beyond the limits of what rank 0 waits for meanwhile."""
-
-
-class RankLost(Exception):
-    """A rank ended, or does not answer; names it, and how."""
 
 
 @asynccontextmanager
@@ -166,10 +163,9 @@ class RankProcesses:
         if self._leaving or self._lost:
             return
         code = child.exited.result()
-        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
         said = child.complaint() if code > 0 else ""
         name = f"learner rank {rank} (process {child.pid})"
-        self._lost = f"{name} {how}; its log: {child.log}{f': {said}' if said else ''}"
+        self._lost = f"{name} {how_it_ended(code)}; its log: {child.log}{f': {said}' if said else ''}"
         for other in self._children:
             other.signal_group(signal.SIGKILL)
 

@@ -43,10 +43,11 @@ class JsonLines(Lines):
         return [json.loads(line) for line in self.whole_lines() if line.strip()]
 
 
-def last_lines(path: Path, count: int) -> list[str]:
-    """The last `count` lines of a log that are not empty; [] if there is none."""
+def last_lines(path: Path, count: int, *, offset: int = 0) -> list[str]:
+    """The last `count` lines of a log that are not empty, of those from byte `offset` on; [] if there is none."""
     try:
         with path.open(errors="replace") as file:
+            file.seek(offset)
             return list(deque((line.rstrip() for line in file if line.strip()), count))
     except FileNotFoundError:
         return []

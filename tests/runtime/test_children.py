@@ -35,7 +35,7 @@ async def test_what_a_child_said_last_is_its_complaint_and_without_one_its_log_s
     await silent.start({})
     assert await silent.ended(20)
     assert silent.complaint() == ""
-    assert silent.last_words().startswith(f"silent ended with code -6; the last lines of {silent.log}:")
+    assert silent.last_words().startswith(f"silent was killed by SIGABRT; the last lines of {silent.log}:")
 
 
 @pytest.mark.asyncio

@@ -11,9 +11,10 @@ import torch
 
 from asyncrl.config.recipe import Learner, Recipe, Run
 from asyncrl.learners import gathering
+from asyncrl.learners.lost import RankLost
 from asyncrl.learners.parallel import Sharded
 from asyncrl.runtime import children
-from asyncrl.runtime.ranks import RankLost, RankProcesses
+from asyncrl.runtime.ranks import RankProcesses
 from asyncrl.staleness import Weights
 from asyncrl.weights.image import Images
 

@@ -10,8 +10,9 @@ import sys
 import pytest
 
 from asyncrl.config.recipe import Learner, Recipe, Run
+from asyncrl.learners.lost import RankLost
 from asyncrl.runtime import children
-from asyncrl.runtime.ranks import RankLost, RankProcesses
+from asyncrl.runtime.ranks import RankProcesses
 
 LIMIT_S = 30.0
 
