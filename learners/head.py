@@ -97,11 +97,13 @@ def call_with_head(
     targets: Tensor,
     temperature: float,
     *,
+    kept: Tensor | None = None,
     spread: bool = False,
     support: Support | None = None,
     **inputs: Any,
 ) -> Predicted:
-    """`model(**inputs)` for one sequence or pack, with `predicted` in the place of its logits.
+    """`model(**inputs)` for one sequence or pack, with `predicted` in the place of its logits. kept: the places of the
+    hidden states that `rows` are among, None for all.
 
     The model is called as ever, since hooks on that call are what gathers a sharded model's weights, the head's too,
     and what gives them back after the backward pass. Only what it computes is replaced.
@@ -109,6 +111,8 @@ def call_with_head(
 
     def forward(**inputs: Any) -> Predicted:
         hidden = model.base_model(**inputs).last_hidden_state[0]
+        if kept is not None:
+            hidden = hidden.index_select(0, kept)
         layer = _layer(model)
         return predicted(
             hidden,

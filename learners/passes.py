@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from transformers import PreTrainedModel
 
-from asyncrl.learners.forward import PACKED, token_logprobs
+from asyncrl.learners.attention import PACKED
+from asyncrl.learners.forward import token_logprobs
 from asyncrl.learners.objectives.aggregate import token_sum
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from asyncrl.learners.advantages import advantages
 from asyncrl.learners.batch import BoundBroken, check_ages, check_lineages, make_batch, microbatches, split_rows
 from asyncrl.learners.diagnostics import group_metrics
-from asyncrl.learners.forward import shared_prefixes
+from asyncrl.learners.layout import shared_prefixes
 from asyncrl.schema import Trajectory, VersionSpan, pack, to_batch
 from asyncrl.staleness import Lineages, Weights
 

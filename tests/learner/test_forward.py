@@ -22,7 +22,9 @@ from transformers import (
     Qwen3Config,
 )
 
-from asyncrl.learners.forward import PACKED, Layout, pack_attention, shared_prefixes, token_logprobs
+from asyncrl.learners.attention import PACKED
+from asyncrl.learners.forward import pack_attention, token_logprobs
+from asyncrl.learners.layout import Layout, shared_prefixes
 
 SHAPE = {
     "vocab_size": 50,
@@ -158,7 +160,7 @@ def test_a_sequence_that_ends_within_the_one_before_it_takes_no_part_in_attentio
     lengths = [len(row) for row in rows]
     places = shared_prefixes(torch.tensor([*chain(*rows)]), lengths)
     layout = Layout.of(lengths, places.device, places)
-    assert [number for _, number, _ in layout.buckets] == [4]
+    assert [bucket.rows for bucket in layout.buckets] == [4]
     assert layout.size == 6
 
 

@@ -10,7 +10,8 @@ import pytest
 import torch
 from transformers import BertConfig, BertModel
 
-from asyncrl.learners.forward import PACKED, token_logprobs
+from asyncrl.learners.attention import PACKED
+from asyncrl.learners.forward import token_logprobs
 from asyncrl.learners.model import ModelError, load_model, load_tokenizer, longest_sequence
 
 

@@ -15,7 +15,8 @@ from torch import Tensor
 from asyncrl.collectors.engines.base import Sampling
 from asyncrl.collectors.engines.sampling import draw, left_in, may_draw, support_of
 from asyncrl.learners import predictions
-from asyncrl.learners.forward import PACKED, token_predictions
+from asyncrl.learners.attention import PACKED
+from asyncrl.learners.forward import token_predictions
 from asyncrl.learners.model import load_model
 from asyncrl.learners.predictions import Predicted, predicted, predicted_plainly
 from asyncrl.learners.restriction import Restriction
