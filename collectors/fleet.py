@@ -282,6 +282,7 @@ def engine_makers(recipe: Recipe, name: str, model_path: Path | None) -> list[Ca
                 kv_cache_memory_bytes=None if kv_bytes is None else size_bytes(kv_bytes),
                 enforce_eager=config.enforce_eager,
                 extra=config.extra_args,
+                place=index,
             )
         if isinstance(config, VllmServerEngine):
             from asyncrl.collectors.engines import vllm_server
@@ -321,6 +322,7 @@ def engine_makers(recipe: Recipe, name: str, model_path: Path | None) -> list[Ca
             attn=recipe.model.attn_implementation,
             trust_remote_code=recipe.model.trust_remote_code,
             adapters=recipe.weights.lora == "adapter",
+            place=index,
         )
 
     return [partial(make, index) for index in range(count)]

@@ -40,6 +40,49 @@ SMOLLM2: dict[str, Any] = {
 }
 """The built-in models, which may not have been made yet."""
 
+_QWEN25: dict[str, Any] = {"model_type": "qwen2", "vocab_size": 151_936, "max_position_embeddings": 32_768}
+
+PUBLISHED: dict[str, dict[str, Any]] = {
+    "Qwen/Qwen2.5-0.5B-Instruct": {
+        **_QWEN25,
+        "hidden_size": 896,
+        "intermediate_size": 4864,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 14,
+        "num_key_value_heads": 2,
+        "tie_word_embeddings": True,
+    },
+    "Qwen/Qwen2.5-1.5B-Instruct": {
+        **_QWEN25,
+        "hidden_size": 1536,
+        "intermediate_size": 8960,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 12,
+        "num_key_value_heads": 2,
+        "tie_word_embeddings": True,
+    },
+    "Qwen/Qwen2.5-3B-Instruct": {
+        **_QWEN25,
+        "hidden_size": 2048,
+        "intermediate_size": 11_008,
+        "num_hidden_layers": 36,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 2,
+        "tie_word_embeddings": True,
+    },
+    "Qwen/Qwen2.5-7B-Instruct": {
+        **_QWEN25,
+        "vocab_size": 152_064,
+        "hidden_size": 3584,
+        "intermediate_size": 18_944,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 28,
+        "num_key_value_heads": 4,
+        "tie_word_embeddings": False,
+    },
+}
+"""What config.json of these models of the Hugging Face hub says, for a machine that does not have them."""
+
 WRITTEN_DOWN = ("llama", "mistral", "qwen2", "qwen3")
 """Values of `model_type` whose tensors `_by_formula` knows."""
 
@@ -79,9 +122,12 @@ class Shapes:
 
 
 def shapes_of(path: str, folder: Path | None) -> Shapes | str:
-    """Of `model.path`, whose local folder is `folder` (None: a built-in model), or why they are not known."""
+    """Of `model.path`, whose local folder is `folder` (None: a built-in model, or not here), or why they are not
+    known."""
     if path in BUILTIN_MODELS:
         return of_config(TINY if path == BUILTIN_MODELS[0] else SMOLLM2)
+    if folder is None and path in PUBLISHED:
+        return of_config(PUBLISHED[path])
     if folder is None:
         return "the model is not on this machine"
     try:

@@ -79,8 +79,10 @@ def eval(
     if file is not None and not file.parent.is_dir():  # not only after minutes of sampling
         raise click.UsageError(f"--json {file}: there is no folder {file.parent}")
     from asyncrl.buffers.concurrency import stopped
+    from asyncrl.config.devices import use_only
     from asyncrl.runtime import evaluation, signals
 
+    use_only(None)  # which GPUs, the target's recipe says: nobody may have asked CUDA for them before
     ours = evaluation.find_target(target, recipe=recipe, overrides=overrides)
     theirs = None if against is None else evaluation.find_against(against, ours)
     plan = evaluation.Plan(

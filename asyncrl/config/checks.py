@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 
 from asyncrl.config.agent_checks import check_agent
 from asyncrl.config.derived import derive
+from asyncrl.config.devices import check_devices
 from asyncrl.config.engine_checks import check_engine
 from asyncrl.config.errors import RecipeError, quoted
 from asyncrl.config.objective_checks import check_objective
@@ -50,6 +51,8 @@ def check(recipe: Recipe) -> None:
     check_engine(recipe)
     _check_sampling(recipe)
     _check_learner(recipe)
+    _check_checkpoints(recipe)
+    check_devices(recipe)
     check_objective(recipe)
     check_rewards(recipe)
     _check_weights(recipe.weights)

@@ -12,9 +12,11 @@ ELSEWHERE = {
     "revision": "model.revision",
     "dtype": "model.dtype",
     "trust_remote_code": "model.trust_remote_code",
+    "device_ids": "collector.devices",
     **{
         name: f"collector.engine.{name}"
         for name in (
+            "tensor_parallel_size",
             "max_num_seqs",
             "max_model_len",
             "gpu_memory_utilization",
@@ -42,7 +44,6 @@ OURS = frozenset(
 
 UNREAD = frozenset(
     {
-        "tensor_parallel_size",
         "pipeline_parallel_size",
         "data_parallel_size",
         "enable_expert_parallel",
@@ -75,6 +76,12 @@ def check_engine(recipe: Recipe) -> None:
 
 
 def _check_arguments(engine: VllmEngine) -> None:
+    if engine.tensor_parallel_size > 1:
+        raise RecipeError(
+            f"collector.engine.tensor_parallel_size is {engine.tensor_parallel_size}, but what an engine on several "
+            "GPUs serves cannot be read back tensor by tensor and compared with what was published, in this version. "
+            "Use 1, and more engines"
+        )
     for name in engine.extra_args:
         key = f"collector.engine.extra_args.{name}"
         if name in ELSEWHERE:

@@ -111,13 +111,10 @@ PLANNED = frozenset(
     {
         *(f"telemetry.{name}" for name in ("prometheus", "print_completions")),
         "buffer.order",
-        *(f"collector.{name}" for name in ("devices",)),
         "collector.sampling.seed",
-        "collector.engine.tensor_parallel_size",
-        *(f"learner.{name}" for name in ("devices", "optimizer", "lr_scheduler_type")),
-        *(f"learner.{name}" for name in ("gradient_checkpointing", "parallel")),
-        *(f"learner.checkpoint.{name}" for name in ("keep_best", "async_save")),
-        *(f"eval.{name}" for name in ("data", "every_steps", "n", "metric", "sampling", "save_best")),
+        *(f"learner.{name}" for name in ("optimizer", "lr_scheduler_type")),
+        "learner.parallel",
+        *(f"eval.{name}" for name in ("data", "n", "metric", "sampling", "save_best")),
     }
 )
 """Keys that asyncrl will have and this version has not: said as such, neither guessed at nor ignored."""

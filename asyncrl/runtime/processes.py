@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING
 from asyncrl.buffers.base import Member
 from asyncrl.buffers.remote import RedisBuffer
 from asyncrl.buffers.store import Store, StoreAway, open_store
-from asyncrl.config.errors import RecipeError
+from asyncrl.config.devices import VARIABLE, use_only
+from asyncrl.config.errors import RecipeError, quoted
 from asyncrl.config.identity import recipe_hash
 from asyncrl.config.loading import recipe_from_document
 from asyncrl.config.recipe import Recipe, SimulatedEngine, to_builtins
@@ -75,6 +76,7 @@ async def learner(recipe: Recipe, *, url: str, folder: Path, resume: bool, stop:
         model_path = await asyncio.to_thread(models.resolve, recipe)
         use_threads(model_path, recipe.learner.ranks, deterministic=recipe.run.deterministic)
         buffer = await _claim_run(store, recipe, model_path, resume=resume)
+    use_devices("learner.devices", recipe.learner.devices)  # its other ranks inherit it
         from asyncrl.learners.arithmetic import fix_order  # loads torch
 
         if recipe.run.deterministic:
@@ -167,6 +169,7 @@ async def show_steps(recipe: Recipe, folder: Path, *, resume: bool) -> None:
             await asyncio.sleep(SHOW_S)
     finally:
         for record in metrics.read():
+    use_only(None)  # which GPUs, only the recipe says: nobody may have asked CUDA for them before
             console.on_record(record)
         for line in await sinks.close():
             console.note(line)
@@ -175,6 +178,7 @@ async def show_steps(recipe: Recipe, folder: Path, *, resume: bool) -> None:
 
 def default_name() -> str:
     """A collector's name where none is given: unique among the processes of all hosts."""
+        use_devices("collector.devices", recipe.collector.devices)
     return f"{socket.gethostname()}-{os.getpid()}"
 
 
@@ -261,3 +265,18 @@ def use_threads(model_path: Path | None, ranks: int = 1, *, deterministic: bool 
     import torch
 
     torch.set_num_threads(1 if deterministic else max(1, models.threads(model_path) // ranks))
+def use_devices(key: str, devices: Sequence[int] | None) -> None:
+    """Have this process, and those that it starts, see these GPUs only; None: all. Raises RecipeError if torch does not
+    find them."""
+    use_only(devices)
+    if devices is None:
+        return
+    import torch
+
+    if (found := torch.cuda.device_count()) != len(devices):
+        raise RecipeError(
+            f"{key} is {quoted(list(devices))}, of which torch finds {found} here ({VARIABLE}={os.environ[VARIABLE]}). "
+            "`asyncrl doctor` shows what it finds"
+        )
+
+

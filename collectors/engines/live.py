@@ -22,9 +22,10 @@ from asyncrl.weights.base import StagedWeights, WeightsError
 from asyncrl.weights.manifest import check_fits, check_tied, combined_checksum, model_tensors, verify_served
 
 
-def load_model(path: Path, *, dtype: str, attn: str, trust_remote_code: bool) -> PreTrainedModel:
-    """The architecture to serve, in eval mode, without gradients, on the GPU if there is one. The weights it comes with
-    serve nothing: the first activation replaces them all."""
+def load_model(path: Path, *, dtype: str, attn: str, trust_remote_code: bool, place: int = 0) -> PreTrainedModel:
+    """The architecture to serve, in eval mode, without gradients, on a GPU if there is one: those that this process
+    sees are dealt out in turn by `place`. The weights it comes with serve nothing: the first activation replaces them
+    all."""
     model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
         path,
         dtype=getattr(torch, dtype),
@@ -32,13 +33,15 @@ def load_model(path: Path, *, dtype: str, attn: str, trust_remote_code: bool) ->
         trust_remote_code=trust_remote_code,
     )
     module: torch.nn.Module = model
-    module.to("cuda" if torch.cuda.is_available() else "cpu").eval().requires_grad_(False)
+    gpus = torch.cuda.device_count()
+    module.to(torch.device("cuda", place % gpus) if gpus else "cpu").eval().requires_grad_(False)
     return model
 
 
-def load_base(path: Path, *, attn: str, trust_remote_code: bool) -> Base:
+def load_base(path: Path, *, attn: str, trust_remote_code: bool, place: int = 0) -> Base:
     """What adapters are added to, as the learner has it: the same file in float32, whatever is served."""
-    return Base(*model_tensors(load_model(path, dtype="float32", attn=attn, trust_remote_code=trust_remote_code)))
+    model = load_model(path, dtype="float32", attn=attn, trust_remote_code=trust_remote_code, place=place)
+    return Base(*model_tensors(model))
 
 
 @dataclass(frozen=True, slots=True)

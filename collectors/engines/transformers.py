@@ -62,8 +62,10 @@ class TransformersEngine(Engine):
         attn: str,
         trust_remote_code: bool,
         adapters: bool = False,
+        place: int = 0,
     ) -> None:
-        """adapters: keep the model it starts with, so that weights can come as an adapter of it."""
+        """adapters: keep the model it starts with, so that weights can come as an adapter of it. place: its number
+        among the engines of its process, by which they share out the GPUs that are seen."""
         if slots < 1:
             raise ValueError(f"an engine needs at least one slot, got {slots}")
         self.name = name
@@ -71,7 +73,7 @@ class TransformersEngine(Engine):
         self._slots = slots
         self._max_length = max_length
         self._dtype = dtype
-        self._load_arguments: dict[str, Any] = {"attn": attn, "trust_remote_code": trust_remote_code}
+        self._load_arguments: dict[str, Any] = {"attn": attn, "trust_remote_code": trust_remote_code, "place": place}
         self._adapters = adapters
         self._thread: DecodeThread | None = None
         self._live: LiveModel | None = None

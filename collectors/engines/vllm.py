@@ -27,7 +27,8 @@ class VllmEngine(VllmBase):
     """`slots` requests decode at once. `max_length` bounds prompt + completion in tokens; None: the model's own bound.
 
     dtype: a torch dtype's name. gpu_memory_utilization, kv_cache_memory_bytes, enforce_eager: as in the recipe. extra:
-    other arguments of vLLM's EngineArgs.
+    other arguments of vLLM's EngineArgs. place: its number among the engines of its collector, by which they share out
+    the GPUs that are seen.
     """
 
     def __init__(
@@ -43,9 +44,11 @@ class VllmEngine(VllmBase):
         kv_cache_memory_bytes: int | None,
         enforce_eager: bool | None,
         extra: Mapping[str, Any],
+        place: int = 0,
     ) -> None:
         super().__init__(name, model_path, slots=slots, trust_remote_code=trust_remote_code)
         self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._place = place
         self._arguments = {
             "model": str(model_path),
             "dtype": dtype,
@@ -63,7 +66,7 @@ class VllmEngine(VllmBase):
         if importlib.util.find_spec("vllm") is None:
             raise EngineError(f"engine {self.name} needs the package vllm, which is not installed: {INSTALL}")
         try:
-            llm = await in_thread(partial(start_vllm, self._slots, self._arguments))
+            llm = await in_thread(partial(start_vllm, self._slots, self._arguments, place=self._place))
         except Exception as error:
             raise EngineError(f"engine {self.name}: vLLM does not start: {type(error).__name__}: {error}") from error
         self._folder = tempfile.TemporaryDirectory(prefix="asyncrl-vllm-")

@@ -30,8 +30,9 @@ ON_A_CPU = {
 """vLLM's arguments where it computes on a CPU and the recipe does not say otherwise."""
 
 
-def start_vllm(slots: int, arguments: Mapping[str, Any]) -> AsyncLLM:
-    """vLLM's processes, for these arguments. Blocks for as long as they start; in any thread."""
+def start_vllm(slots: int, arguments: Mapping[str, Any], *, place: int = 0) -> AsyncLLM:
+    """vLLM's processes, for these arguments, on one of the GPUs that this process sees, which are dealt out in turn by
+    `place`. Blocks for as long as they start; in any thread."""
     import torch
 
     for name, value in {**ENVIRONMENT, "OMP_NUM_THREADS": str(torch.get_num_threads())}.items():
@@ -47,6 +48,9 @@ def start_vllm(slots: int, arguments: Mapping[str, Any]) -> AsyncLLM:
     given = {name: value for name, value in arguments.items() if value is not None}
     if current_platform.is_cpu():
         given = {**ON_A_CPU, **given}
+    elif gpus := torch.cuda.device_count():
+        # Counted by vLLM as here, within CUDA_VISIBLE_DEVICES. Without it every engine would take the first.
+        given["device_ids"] = [place % gpus]
     return AsyncLLM.from_engine_args(
         AsyncEngineArgs(
             **given,

@@ -28,7 +28,7 @@ MISTAKES = {
     "objective: {learning_rate: 1}": ("objective.learning_rate", "learner.learning_rate?"),
     "run: {lerning_rate: 1}": ("run.lerning_rate", "learner.learning_rate?"),
     "lerner: {learning_rate: 1}": ("lerner is not", "Did you mean learner?"),
-    "learner: {zzz: 1}": ("learner.zzz", "learner has: ranks, groups_per_step"),
+    "learner: {zzz: 1}": ("learner.zzz", "learner has: ranks, devices, groups_per_step"),
     "zzz: {a: 1}": ("zzz is not", "A recipe has: extends, run, model"),
     # other systems' keys
     "collector: {num_generations: 8}": (
@@ -67,7 +67,6 @@ MISTAKES = {
     "collector: {engine: {type: vllm}, sampling: {top_k: 50, top_p: 0.9, min_p: 0.1}}": ("vLLM applies min_p first",),
     "collector: {engine: {gpu_memory_utilization: 0.5}}": ("belongs to type vllm", "this engine is transformers"),
     "collector: {engine: {type: vllm, slots: 8}}": ("collector.engine.slots belongs to type transformers",),
-    "collector: {engine: {type: vllm, tensor_parallel_size: 2}}": ("does not have it yet; remove it",),
     "collector: {engine: {type: vllm, kv_cache_memory_bytes: 4 potatoes}}": ("kv_cache_memory_bytes", "such as 4GiB"),
     "collector: {engine: {type: vllm, extra_args: {dtype: half}}}": ("extra_args.dtype", "model.dtype"),
     "collector: {engine: {type: vllm, extra_args: {quantization: fp8}}}": ("extra_args.quantization", "read back"),

@@ -22,7 +22,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from asyncrl.learners.shapes import SMOLLM2, TINY, Shapes, of_config, shapes_of
+from asyncrl.learners.shapes import PUBLISHED, SMOLLM2, TINY, Shapes, of_config, shapes_of
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 61,
@@ -106,3 +106,13 @@ def test_what_is_not_known_is_said_and_not_guessed(tmp_path: Path, config: Any, 
     found = shapes_of("./model", tmp_path)
     assert isinstance(found, str)
     assert why in found
+
+
+@pytest.mark.parametrize(
+    ("size", "parameters"),
+    [("0.5B", 494_032_768), ("1.5B", 1_543_714_304), ("3B", 3_085_938_688), ("7B", 7_615_616_512)],
+)
+def test_models_of_the_hub_are_known_without_them(size: str, parameters: int) -> None:
+    """The numbers that the model cards have, 0.49, 1.54, 3.09 and 7.61 billion, to the last parameter."""
+    assert shapes(shapes_of(f"Qwen/Qwen2.5-{size}-Instruct", None)).parameters == parameters
+    assert len(PUBLISHED) == 4
