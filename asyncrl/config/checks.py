@@ -51,7 +51,6 @@ def check(recipe: Recipe) -> None:
     check_engine(recipe)
     _check_sampling(recipe)
     _check_learner(recipe)
-    _check_checkpoints(recipe)
     check_devices(recipe)
     check_objective(recipe)
     check_rewards(recipe)
