@@ -41,5 +41,6 @@ def frozen_logprobs(
             temperature=temperature,
             share_prefixes=True,  # the members of a group follow each other
             support=batch.support_of(micro),
+            asked=tokens[at],
         ).cpu()
     return torch.where(tokens & torch.isfinite(found), found, torch.nan)

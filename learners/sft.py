@@ -112,8 +112,8 @@ def accumulate(
     where gradients are enabled."""
     total = 0.0
     for batch in pack_examples(examples, max_tokens):
-        logprobs = token_logprobs(model, batch.token_ids.to(model.device), batch.cu_seqlens.to(model.device))
-        part = -logprobs[batch.answer.to(model.device)].sum() / denominator
+        logprobs = token_logprobs(model, batch.token_ids.to(model.device), batch.cu_seqlens, asked=batch.answer)
+        part = -logprobs.sum() / denominator  # all that is not asked for is 0
         if torch.is_grad_enabled():
             part.backward()  # type: ignore[no-untyped-call]  # torch leaves it unannotated
         total += part.item()

@@ -155,6 +155,7 @@ def accumulate(
                     share_prefixes=True,  # the members of a group follow each other
                     spread=True,
                     support=batch.support_of(micro),
+                    asked=batch.trained[at],
                 )
                 assert predicted.entropy is not None
                 found = whole.of_all(predicted.logprobs, others)

@@ -213,8 +213,8 @@ def success(model: PreTrainedModel, examples: Sequence[Example], *, temperature:
     this needs no sampling, and has only the noise of the choice of prompts.
     """
     (batch,) = pack_examples(examples, sum(len(e.token_ids) for e in examples))
-    logprobs = token_logprobs(model, batch.token_ids, batch.cu_seqlens, temperature=temperature)
-    answers = torch.where(batch.answer, logprobs, 0.0).cumsum(0, dtype=torch.float64)
+    logprobs = token_logprobs(model, batch.token_ids, batch.cu_seqlens, temperature=temperature, asked=batch.answer)
+    answers = logprobs.cumsum(0, dtype=torch.float64)  # 0 where nothing was asked for
     # A sequence starts with its prompt, where the running sum stands still: it is the sum of all answers before.
     return float(answers[batch.cu_seqlens[1:] - 1].diff(prepend=answers.new_zeros(1)).exp().mean())
 
