@@ -22,6 +22,7 @@ from transformers import PreTrainedModel
 
 from asyncrl.learners.commands import Command, End, decoded, encoded
 from asyncrl.learners.gathering import Gathering
+from asyncrl.learners.layers import decoder_layers
 from asyncrl.weights.manifest import Pieces
 
 
@@ -176,10 +177,8 @@ class Sharded:
         whole = copy.deepcopy(model) if self.rank == 0 else model
         nn.Module.to(model, self._device)
         mesh = init_device_mesh(self._device.type, (self.size,))
-        layers = set(getattr(model, "_no_split_modules", None) or ())
-        for module in list(model.modules()):
-            if type(module).__name__ in layers:
-                fully_shard(module, mesh=mesh)
+        for layer in decoder_layers(model):
+            fully_shard(layer, mesh=mesh)
         fully_shard(model, mesh=mesh)
         for module in model.modules():
             if isinstance(module, FSDPModule):

@@ -26,6 +26,7 @@ from asyncrl.learners.history import History
 from asyncrl.learners.optimize import Optimizer, Updates
 from asyncrl.learners.parallel import ALONE, Ranks
 from asyncrl.learners.proximal import version_logprobs
+from asyncrl.learners.recompute import recompute_layers
 from asyncrl.learners.reference import Reference, Start
 from asyncrl.learners.shares import (
     as_message,
@@ -81,6 +82,8 @@ class Trainer:
         model = load_trained(recipe.model, model_path, checkpoint, seed=recipe.run.seed)
         start = Start.of(model, recipe.model, model_path, checkpoint) if recipe.objective.beta else None
         whole = ranks.shard(model)
+        if recipe.learner.gradient_checkpointing:
+            recompute_layers(model)
         optimizer = Optimizer(model, recipe.learner, ranks)
         if checkpoint is not None:
             state = checkpoint.training_state()

@@ -95,6 +95,13 @@ TABLE = (
     ),
     Names("objective.entropy", (), (), ("actor_rollout_ref.actor.entropy_coeff",), ()),
     Names(
+        "learner.gradient_checkpointing",
+        ("gradient_checkpointing",),
+        ("policy.dtensor_cfg.activation_checkpointing",),
+        ("actor_rollout_ref.model.enable_gradient_checkpointing",),
+        ("trainer.model.ac",),
+    ),
+    Names(
         "learner.checkpoint.every_steps",
         ("save_steps",),
         ("checkpointing.save_period",),
