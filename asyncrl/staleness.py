@@ -139,6 +139,7 @@ def choose_batch(
     guard_dues: bool,
     more_to_come: bool,
     fresh_per_step: int = 0,
+    returned: int | None = None,
 ) -> Choice:
     """Which held tickets step `version` trains. Contract, section 4.
 
@@ -150,15 +151,23 @@ def choose_batch(
     fresh_per_step: of B groups at least so many were never trained before; a short batch has the same share of them,
     rounded up. The others come first, as far as they may, since they are what is lost else; they are always ready, so
     that the lookahead does not count them.
+    A lookahead of 1 is the strict order: none of the B oldest tickets is passed, whatever else is ready, so that which
+    tickets a step trains does not depend on how fast they come. returned: the ticket that a collector which serves V
+    would be issued again; it counts among them. One that cannot be issued before this step is made is not waited for.
 
     >>> held = [Candidate(n, held=True, lo=0) for n in range(3)]
     >>> choose_batch(held, version=0, max_age=0, groups_per_step=2, lookahead=1.5, guard_dues=False, more_to_come=True)
     Choice(batch=(0, 1), waiting_for=())
+    >>> late = [Candidate(0, held=False, lo=0), Candidate(1, held=True, lo=0), Candidate(2, held=True, lo=0)]
+    >>> choose_batch(late, version=0, max_age=1, groups_per_step=2, lookahead=1, guard_dues=True, more_to_come=True)
+    Choice(batch=(), waiting_for=(0,))
     """
     B, F = groups_per_step, fresh_per_step
     ready = [c for c in live if c.held and in_window(c.lo, version=version, max_age=max_age)]
     oldest = _oldest(live, max(B, int(lookahead * B)), F)
     late = tuple(c.ordinal for c in oldest if not c.held)
+    if lookahead == 1 and returned is not None and oldest and returned < oldest[-1].ordinal:
+        late = (returned, *late)
 
     def first_due(c: Candidate) -> int:
         return use_dues(c.lo, max_age, c.uses)[0]
@@ -178,6 +187,8 @@ def choose_batch(
         fresh = sum(not c.used for c in ready)
         rest = _batch_of(ready, B, min(B - F, fresh * (B - F) // F)) if F else ready
         return Choice(batch=tuple(c.ordinal for c in rest))
+    if lookahead == 1 and late:
+        return Choice(waiting_for=late)
 
     def stands(batch: Sequence[Candidate]) -> bool:
         return len(batch) == B and (not guard_dues or _dues_hold(live, batch, version, max_age, B, F))

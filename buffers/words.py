@@ -8,7 +8,8 @@ from asyncrl.buffers.base import Blocked, Waiting
 
 
 def waiting_words(ordinals: tuple[int, ...], owners: tuple[str, ...], members: int, since: float) -> Waiting:
-    """Who a learner waits for, said so that a person can act."""
+    """Who a learner waits for, said so that a person can act. A returned ticket has no owner: ""."""
+    owners = tuple(filter(None, owners))
     if ordinals:
         shown = ", ".join(map(str, ordinals[:4])) + (f" and {len(ordinals) - 4} more" if len(ordinals) > 4 else "")
         reason = f"tickets {shown} on {', '.join(owners) or 'no collector'}"
@@ -37,7 +38,7 @@ def blocked_words(waiting: Waiting | None, refused: Sequence[tuple[str, str, flo
     found = []
     if waiting is not None:
         by = ", ".join(waiting.members) or (
-            "a collector" if not waiting.for_ordinals else "nobody: no collector owns them"
+            "a collector" if not waiting.for_ordinals else "a collector that takes them"
         )
         found.append(Blocked("learner", waiting.reason, waiting.since, by))
     for name, guard, since in sorted(refused):

@@ -107,7 +107,8 @@ def head(run: str | None, named: str | None, url: str | None) -> int:
     async def look() -> list[str]:
         async with opened(place_of(chosen(run, named), url)) as buffer:
             live = [row async for row in inspection.rows_of(buffer, State.ISSUED, State.HELD)]
-            return head_lines(await buffer.stats(), buffer.limits, live)
+            returned = await buffer.rows(states=[State.RETURNED], limit=1)
+            return head_lines(await buffer.stats(), buffer.limits, live, returned=returned[0] if returned else None)
 
     return _say(asyncio.run(look()))
 

@@ -127,8 +127,11 @@ def _row(row: TicketRow, now: float) -> tuple[str, ...]:
 # --- head -------------------------------------------------------------------------------------------------------------
 
 
-def head_lines(stats: Stats, limits: Limits, live: Sequence[TicketRow]) -> list[str]:
-    """What the next lease chooses from, and why it has to wait, if it has to. `live`: all issued and held rows.
+def head_lines(
+    stats: Stats, limits: Limits, live: Sequence[TicketRow], *, returned: TicketRow | None = None
+) -> list[str]:
+    """What the next lease chooses from, and why it has to wait, if it has to. `live`: all issued and held rows;
+    `returned`: the one that is issued again next.
 
     Decides as the store does, by `staleness.choose_batch`.
     """
@@ -145,6 +148,7 @@ def head_lines(stats: Stats, limits: Limits, live: Sequence[TicketRow]) -> list[
         lookahead=limits.lookahead,
         guard_dues=limits.over_age == "wait",
         more_to_come=more or limits.max_tickets is None or stats.tickets < limits.max_tickets,
+        returned=None if returned is None else returned.ordinal,
     )
     visible_now = max(limits.groups_per_step, int(limits.lookahead * limits.groups_per_step))
     rows = [("ticket", "state", "collector", "from version", "age", "due", "for", "")]
@@ -178,7 +182,7 @@ def head_lines(stats: Stats, limits: Limits, live: Sequence[TicketRow]) -> list[
     if choice.batch:
         outcome = f"a batch of {len(choice.batch)} stands: no lease has to wait"
     elif live:
-        outcome = "no batch stands" + _because(held, limits)
+        outcome = "no batch stands" + _because(held, limits, choice.waiting_for)
     else:
         outcome = "nothing is issued or held"
     return [about, *aligned(rows), outcome]
@@ -194,9 +198,11 @@ def _steps(left: int) -> str:
     return "next step" if left == 0 else f"{left} later"
 
 
-def _because(held: int, limits: Limits) -> str:
+def _because(held: int, limits: Limits, late: Sequence[int]) -> str:
     if held < limits.groups_per_step:
         return f": {held} ready of the {limits.groups_per_step} that a step trains"
+    if limits.lookahead == 1 and late:
+        return f": strictly in order (buffer.lookahead 1) come first {', '.join(map(str, late))}"
     return ": without the tickets waited for, some would be over age before they could be trained"
 
 

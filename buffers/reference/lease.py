@@ -40,6 +40,7 @@ class Leases(Puts):
         return self._lease(self.leased)
 
     def _choose(self) -> Choice:
+        grant = self._admit(Weights(self.lineage, self.version)) if self.returned else ""
         return choose_batch(
             [self._candidate(t) for _, t in sorted(self.live.items())],
             version=self.version,
@@ -49,6 +50,7 @@ class Leases(Puts):
             guard_dues=self.limits.over_age == "wait",
             more_to_come=self._more_to_come(),
             fresh_per_step=self.limits.fresh_per_step,
+            returned=None if isinstance(grant, str) else grant[0],
         )
 
     def _lease(self, lease: LeaseState) -> Lease:

@@ -95,6 +95,12 @@ local function in_order(x, y)
   return x.ordinal < y.ordinal
 end
 
+-- The ticket that a collector which serves V would be issued again, if there is one.
+local function returned_next()
+  if call('EXISTS', RETURNED) == 0 then return nil end
+  return (admit({ num('lineage'), num('version') }))
+end
+
 -- Contract 4. Returns the batch, or nil and the tickets waited for. Reads what is in sight and what is due, however much
 -- is live.
 local function choose()
@@ -106,13 +112,17 @@ local function choose()
     seen[c.ordinal], c.now = true, (limits.fresh_per_step == 0 and c.first or due(c.lo)) <= V
     sight[#sight + 1] = c
   end
-  for _, c in ipairs(oldest(visible)) do
+  local in_front, strict = oldest(visible), limits.lookahead == 1
+  local came_back = strict and #in_front > 0 and returned_next()
+  if came_back and came_back < in_front[#in_front].ordinal then late[1] = came_back end
+  for _, c in ipairs(in_front) do
     if c.held then see(c) else late[#late + 1] = c.ordinal end
   end
   for _, c in ipairs(held_candidates(call('ZRANGEBYSCORE', HELD, '-inf', V))) do see(c) end
   table.sort(sight, in_order)
   local first, ready = batch_of(sight, again()), call('ZCARD', HELD)
   if #first < B and (ready <= B or limits.fresh_per_step > 0) and not more_to_come() then return rest(), late end
+  if strict and #late > 0 then return nil, late end -- nothing passes a ticket that is still to come
   local guard = limits.over_age == 'wait'
   if #first == B and (not guard or dues_hold(first)) then return first, late end
   if guard and ready >= B then

@@ -20,7 +20,7 @@ end
 local function owners_of(ordinals)
   local owners, seen = {}, {}
   for _, ordinal in ipairs(ordinals) do
-    local name = ticket(ordinal).owner_name
+    local name = ticket(ordinal).owner_name or '' -- a returned one has none
     if not seen[name] then seen[name] = true; owners[#owners + 1] = name end
   end
   return owners

@@ -112,6 +112,15 @@ def test_head_says_that_others_would_expire():
     assert lines[-1] == "a batch of 2 stands: no lease has to wait", "under `drop` nothing is waited for"
 
 
+def test_head_in_strict_order_names_what_comes_first_and_what_came_back():
+    rows = [row(3, State.HELD, 12), row(4, State.ISSUED, 12), row(5, State.HELD, 12), row(6, State.HELD, 12)]
+    counts = {State.ISSUED: 1, State.HELD: 3, State.RETURNED: 1}
+    strict = replace(LIMITS, lookahead=1.0)
+    shown = head_lines(stats(counts), strict, rows, returned=row(2, State.RETURNED))
+    assert shown[-1] == "no batch stands: strictly in order (buffer.lookahead 1) come first 2, 4"
+    assert head_lines(stats(counts), LIMITS, rows)[-1] == "a batch of 2 stands: no lease has to wait"
+
+
 def test_head_of_a_buffer_without_a_collector():
     assert heads(row(3, State.HELD, 12))[2] == "no batch stands: 1 ready of the 2 that a step trains"
 
