@@ -6,8 +6,8 @@
         training.pt                                         optimizer, RNG; torch.load(weights_only=True)
         checkpoint.json                                     names it, and every file with size and xxh3
 
-Written under a temporary name, synced, renamed. Which one is newest is read from the folder, not from a pointer that
-could disagree with it; damaged ones are passed over with a warning.
+Which one is newest is read from the folder, not from a pointer that could disagree with it; damaged ones are passed
+over with a warning. How they are written is in `writing.py`, which of them stay in `retention.py`.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import logging
 import os
 import re
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,14 +24,19 @@ from typing import Any
 import msgspec
 import torch
 import xxhash
-from transformers import PreTrainedModel
 
-from asyncrl.learners.lora import save_model
+from asyncrl.learners import randomness
+from asyncrl.learners.retention import Kept, kept
 from asyncrl.staleness import Lineages, Weights
 
 log = logging.getLogger(__name__)
 
-FORMAT = 1
+FORMAT = 2
+"""Of what is written. Since 2 `training.pt` has the random numbers of every rank."""
+
+READ = (1, 2)
+"""Formats that can be resumed from."""
+
 MANIFEST = "checkpoint.json"
 TRAINING = "training.pt"
 NAME = re.compile(r"version-(\d{6,})")
@@ -74,60 +80,11 @@ class Checkpoint:
         return Weights(self.manifest.lineage, self.manifest.version)
 
     def training_state(self) -> dict[str, Any]:
-        """What `save` was given as `training`, plus `rng`."""
+        """`optimizer`, `rng` (of every rank, `randomness.py`), and whatever else its writer kept."""
         state: dict[str, Any] = torch.load(self.folder / TRAINING, map_location="cpu", weights_only=True)
+        if self.manifest.format == 1:
+            state["rng"] = randomness.of_format_1(state["rng"])
         return state
-
-
-def save(
-    checkpoints: Path,
-    *,
-    model: PreTrainedModel,
-    tokenizer: Any,
-    training: dict[str, Any],
-    weights: Weights,
-    forks: dict[int, tuple[int, int]],
-    trained: list[tuple[int, int]],
-    tokens: int,
-    start: str = "",
-) -> Path:
-    """Write the checkpoint of `weights` and return its folder. A killed writer leaves the old ones as they were.
-
-    A folder of the same version, left by a branch that was rewound, is replaced. Raises CheckpointError.
-    """
-    target = checkpoints / f"version-{weights.version:06d}"
-    building = checkpoints / f".{target.name}.{os.getpid()}"
-    try:
-        checkpoints.mkdir(parents=True, exist_ok=True)
-        for leftover in checkpoints.glob(".version-*"):  # of a killed writer; a run has one learner
-            shutil.rmtree(leftover, ignore_errors=True)
-        building.mkdir()
-        save_model(model, building)
-        tokenizer.save_pretrained(building)
-        torch.save({**training, "rng": _rng_state()}, building / TRAINING)
-        names = sorted(str(path.relative_to(building)) for path in building.rglob("*") if path.is_file())
-        manifest = Manifest(
-            format=FORMAT,
-            lineage=weights.lineage,
-            version=weights.version,
-            forks=forks,
-            trained=trained,
-            tokens=tokens,
-            files={name: file_entry(building / name) for name in names},
-            start=start,
-        )
-        (building / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=2))
-        for path in (*building.rglob("*"), building):
-            sync(path)
-        if target.exists():
-            target.rename(checkpoints / f".{target.name}.old")
-        building.rename(target)
-        sync(checkpoints)
-        shutil.rmtree(checkpoints / f".{target.name}.old", ignore_errors=True)
-    except OSError as error:
-        shutil.rmtree(building, ignore_errors=True)
-        raise CheckpointError(f"cannot write checkpoint {target}: {error}") from error
-    return target
 
 
 def load(folder: Path) -> Checkpoint:
@@ -135,8 +92,12 @@ def load(folder: Path) -> Checkpoint:
     try:
         raw = (folder / MANIFEST).read_bytes()
         found = msgspec.json.decode(raw)
-        if isinstance(found, dict) and found.get("format") != FORMAT:
-            raise CheckpointError(f"{folder} has format {found.get('format')}, this program reads {FORMAT}")
+        if isinstance(found, dict) and (format := found.get("format")) not in READ:
+            newer = isinstance(format, int) and format > FORMAT
+            raise CheckpointError(
+                f"{folder} has format {format}, this program reads {READ[0]} to {READ[-1]}"
+                + ("; a newer asyncrl wrote it: resume with that" if newer else "")
+            )
         manifest = msgspec.json.decode(raw, type=Manifest)
         for name, entry in manifest.files.items():
             if file_entry(folder / name) != entry:
@@ -164,42 +125,46 @@ def find_resumable(checkpoints: Path) -> Checkpoint | None:
     return next(iter(survey(checkpoints)[0]), None)
 
 
-def prune(checkpoints: Path, *, keep_last: int, lineages: Lineages, current: int) -> list[Weights]:
-    """Remove all but the newest `keep_last` of the current branch, which it returns, newest first; and those of rewound
-    branches: nothing resumes from them, and by their number alone they would push living ones out. What cannot be
-    removed is logged and stays."""
-    kept: list[Weights] = []
-    for folder in _by_age(checkpoints):
-        name = _weights(folder)
-        if name is not None and lineages.is_ancestor(name, current) and len(kept) < keep_last:
-            kept.append(name)
+def prune(
+    checkpoints: Path,
+    *,
+    lineages: Lineages,
+    current: int,
+    keep_last: int,
+    keep_best: int = 0,
+    keep_every: int | None = None,
+    success: Mapping[Weights, float | None] | None = None,
+) -> Kept:
+    """Remove all that `retention.kept` does not name, which it returns, and what has no readable manifest. Called right
+    after one was written, which is the newest and sound. What cannot be removed is logged and stays."""
+    folders = {folder: weights_in(folder) for folder in _by_age(checkpoints)}
+    keep = kept(
+        (name for name in folders.values() if name is not None),
+        lineages=lineages,
+        current=current,
+        keep_last=keep_last,
+        keep_best=keep_best,
+        keep_every=keep_every,
+        success=success,
+    )
+    for folder, name in folders.items():
+        if name is not None and name in keep:
             continue
         try:
             shutil.rmtree(folder)
         except OSError as error:
             log.warning("could not remove the old checkpoint %s: %s", folder, error)
-    return kept
-
-
-def restore_rng(state: dict[str, Any]) -> None:
-    """Continue torch's random numbers where a checkpoint's `training_state()["rng"]` left them."""
-    torch.set_rng_state(state["cpu"])
-    if torch.cuda.is_available() and state["cuda"]:
-        torch.cuda.set_rng_state_all(state["cuda"])
-
-
-def _rng_state() -> dict[str, Any]:
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
-    return {"cpu": torch.get_rng_state(), "cuda": cuda}
+    return keep
 
 
 def _by_age(checkpoints: Path) -> list[Path]:
     """Checkpoint folders, newest first by (lineage, version); those without a readable manifest last."""
     folders = [path for path in checkpoints.glob("version-*") if NAME.fullmatch(path.name) and path.is_dir()]
-    return sorted(folders, key=lambda path: (_weights(path) or Weights(-1, -1), path.name), reverse=True)
+    return sorted(folders, key=lambda path: (weights_in(path) or Weights(-1, -1), path.name), reverse=True)
 
 
-def _weights(folder: Path) -> Weights | None:
+def weights_in(folder: Path) -> Weights | None:
+    """Which weights a checkpoint's manifest names; None where there is none that can be read. Compares no file."""
     try:
         manifest = msgspec.json.decode((folder / MANIFEST).read_bytes(), type=Manifest)
     except (OSError, msgspec.MsgspecError):

@@ -23,7 +23,7 @@ class Train(msgspec.Struct, frozen=True, tag="train"):
 
 
 class Gather(msgspec.Struct, frozen=True, tag="gather"):
-    """Give rank 0 the parts of the weights, to be saved or as they are served, or of the optimizer's state."""
+    """Give rank 0 the parts of the weights, to be saved or as they are served, or of the optimizer's state and random numbers."""
 
     what: Literal["weights", "served", "optimizer"]
 

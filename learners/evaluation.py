@@ -26,7 +26,11 @@ _FILE = re.compile(r"eval-(\d+)-(\d+)\.json")
 
 
 class Evaluations:
-    """One request at a time, answered in the background while training goes on. Results lie in `folder`/<id>.json."""
+    """Requests, answered in the background while training goes on. Results lie in `folder`/<id>.json.
+
+    The store holds one request. One that a collector is at when the next comes is still answered; after that one, too,
+    has come, nobody is: its weights are not served any more.
+    """
 
     def __init__(self, buffer: Buffer, folder: Path, metrics: MetricsWriter, *, prompts: int) -> None:
         self._buffer = buffer
@@ -34,10 +38,13 @@ class Evaluations:
         self._metrics = metrics
         self._prompts = prompts
         self._waiting: asyncio.Task[None] | None = None
+        self._before: asyncio.Task[None] | None = None  # the request before, still open when `_waiting` was made
 
     async def request(self, weights: Weights) -> None:
-        """Ask for an evaluation of `weights`. A request that is still open is replaced: the store holds one."""
-        await self.cancel()
+        """Ask for an evaluation of `weights`. It takes the place of a request that is still open, which may be answered
+        until the next call, and then counts as skipped."""
+        await self._skip(self._before)
+        self._before = self._waiting
         name = f"eval-{weights.lineage}-{weights.version}"
         request = {"id": name, "weights": list(weights), "prompts": self._prompts, "samples": 1}
         await self._buffer.request_evaluation(request)
@@ -60,12 +67,17 @@ class Evaluations:
             log.warning("no collector answered %s within %.0f s", self._waiting.get_name(), limit_s)
 
     async def cancel(self) -> None:
-        """Stop waiting for an open request."""
-        if self._waiting is not None:
-            if not self._waiting.done():
-                log.warning("no longer waiting for %s: no collector has answered it", self._waiting.get_name())
-            await end_all([self._waiting])
-            self._waiting = None
+        """Stop waiting for open requests."""
+        await self._skip(self._before)
+        await self._skip(self._waiting)
+        self._before = self._waiting = None
+
+    async def _skip(self, request: asyncio.Task[None] | None) -> None:
+        if request is None:
+            return
+        if not request.done():
+            log.warning("%s is skipped: no collector has answered it", request.get_name())
+        await end_all([request])
 
     async def _receive(self, name: str, weights: Weights) -> None:
         while (result := await self._buffer.evaluation(name, wait_s=ROUND_S)) is None:

@@ -12,7 +12,7 @@ engine x W', which agree to float32 rounding.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +24,7 @@ from transformers.pytorch_utils import Conv1D
 from asyncrl.config.recipe import Lora
 from asyncrl.learners.model import ModelError
 from asyncrl.weights.adapter import ServedWeights, factor_names
-from asyncrl.weights.manifest import Adapter, combined_checksum, model_tensors
+from asyncrl.weights.manifest import Adapter, combined_checksum, distinct_tensors, model_tensors
 
 if TYPE_CHECKING:
     from peft.tuners.lora import Linear as AdaptedLinear
@@ -72,10 +72,13 @@ def has_adapter(model: PreTrainedModel) -> bool:
     return hasattr(model, "adapter_base")
 
 
-def served_weights(model: PreTrainedModel, dtype: str = "float32") -> ServedWeights:
+def served_weights(
+    model: PreTrainedModel, dtype: str = "float32", state: Mapping[str, torch.Tensor] | None = None
+) -> ServedWeights:
     """What engines are to serve of `model`, with or without adapters. Tensors are live, not copies; sums are made in
-    `dtype`, the rest `in_dtype` converts."""
-    tensors, tied = model_tensors(model)
+    `dtype`, the rest `in_dtype` converts. state: its state_dict at another time, in place of the present one."""
+    state = model.state_dict() if state is None else state
+    tensors, tied = distinct_tensors(state)
     if not has_adapter(model):
         return ServedWeights(tensors, tied)
     layers: dict[str, Any] = dict(model.named_modules())
@@ -90,9 +93,10 @@ def served_weights(model: PreTrainedModel, dtype: str = "float32") -> ServedWeig
         elif not any(part.startswith("lora_") for part in key.split(".")):
             parts.append((key, tensor))
     factors: dict[str, torch.Tensor] = {}
-    for name, module in adapted.items():
-        linear: tuple[Any, Any] = module.lora_A["default"], module.lora_B["default"]
-        factors |= {key: of.weight.detach() for key, of in zip(factor_names(name), linear, strict=True)}
+    for name in adapted:
+        layer = name.removesuffix(".weight")
+        linear = (state[f"{layer}.lora_{letter}.default.weight"] for letter in "AB")
+        factors |= dict(zip(factor_names(name), linear, strict=True))
     trained_on = _trained_on(model)
     config: Any = model.peft_config["default"]
     adapter = Adapter(
@@ -112,18 +116,21 @@ def in_dtype(tensors: Iterable[tuple[str, torch.Tensor]], dtype: str) -> Iterato
         yield name, tensor.to(getattr(torch, dtype)) if tensor.is_floating_point() else tensor
 
 
-def save_model(model: PreTrainedModel, folder: Path) -> None:
+def save_model(model: PreTrainedModel, folder: Path, state: Mapping[str, torch.Tensor] | None = None) -> None:
     """Write what `save_pretrained` writes, adapters merged, and the adapter alone into `folder`/adapter.
 
     So a checkpoint loads like any other model, and PeftModel.from_pretrained(base, folder/adapter) gives the same.
+    state: as in `served_weights`.
     """
+    state = dict(model.state_dict() if state is None else state)  # save_pretrained takes out of it what it has written
     if not has_adapter(model):
-        model.save_pretrained(folder)
+        model.save_pretrained(folder, state_dict=state)
         return
-    model.save_pretrained(folder, state_dict=dict(served_weights(model)))
+    model.save_pretrained(folder, state_dict=dict(served_weights(model, state=state)))
     adapter = folder / ADAPTER
     adapter.mkdir()
-    save_file({f"{PREFIX}{name}": tensor.contiguous() for name, tensor in _adapter(model).items()}, adapter / TENSORS)
+    factors = _adapter(model, state)
+    save_file({f"{PREFIX}{name}": tensor.contiguous() for name, tensor in factors.items()}, adapter / TENSORS)
     model.peft_config["default"].save_pretrained(str(adapter))
     (adapter / BASE).write_text(json.dumps(_trained_on(model), indent=1))
 
@@ -151,13 +158,13 @@ def load_adapter(model: PreTrainedModel, folder: Path) -> None:
     set_peft_model_state_dict(model, state)
 
 
-def _adapter(model: PreTrainedModel) -> dict[str, torch.Tensor]:
-    """A and B of every layer, under peft's names without their prefix."""
+def _adapter(model: PreTrainedModel, state: Mapping[str, torch.Tensor] | None = None) -> dict[str, torch.Tensor]:
+    """A and B of every layer, out of `state` or as they are, under peft's names without their prefix."""
     from peft import get_peft_model_state_dict
 
     # Told not to, it does not ask a hub whether the base model's vocabulary is the same.
-    state: dict[str, torch.Tensor] = get_peft_model_state_dict(model, save_embedding_layers=False)
-    return state
+    found: dict[str, torch.Tensor] = get_peft_model_state_dict(model, state_dict=state, save_embedding_layers=False)
+    return found
 
 
 def _trained_on(model: PreTrainedModel) -> dict[str, str]:

@@ -15,6 +15,7 @@ from asyncrl.config.recipe import Learner
 from asyncrl.config.sft import Sft
 from asyncrl.learners.pace import EssCollapsed, Pace, after_measuring, after_step, collapse
 from asyncrl.learners.parallel import ALONE, Ranks
+from asyncrl.learners.snapshot import Keep, live
 
 
 class TooManySkipped(RuntimeError):
@@ -177,12 +178,12 @@ class Optimizer:
         limit, steps, scaled = self._config.min_ess, self._config.max_low_ess_steps, self._config.rate_by_ess
         return collapse(self.pace, step.ess, limit=limit, steps=steps, scaled=scaled)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self, keep: Keep = live) -> dict[str, Any]:
         """Everything a resumed learner needs, loadable with torch.load(weights_only=True); whole, so that any number of
-        ranks can go on from it. A collective; of use on rank 0."""
+        ranks can go on from it. A collective; of use on rank 0. keep: what is given of each tensor."""
         adam = self._adam.state_dict()
         adam["state"] = {
-            index: {name: self._ranks.kept(value) for name, value in moments.items()}
+            index: {name: keep((index, name), self._ranks.kept(value)) for name, value in moments.items()}
             for index, moments in adam["state"].items()
         }
         return {

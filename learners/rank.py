@@ -41,7 +41,7 @@ async def follow(recipe: Recipe, buffer: Buffer, ranks: Sharded, *, model_path: 
                 case "served":
                     ranks.give(trainer.model, getattr(torch, recipe.model.dtype))
                 case "optimizer":
-                    trainer.optimizer.state_dict()
+                    trainer.resumable()
         else:
             return
 

@@ -14,12 +14,12 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from asyncrl.config.recipe import Model, Recipe
-from asyncrl.learners import checkpoint as checkpoints
 from asyncrl.learners.checkpoint import Checkpoint
 from asyncrl.learners.lora import in_dtype, served_weights
 from asyncrl.learners.model import load_model
 from asyncrl.learners.recording import Recording, ReplayError
 from asyncrl.learners.trainer import Trainer
+from asyncrl.learners.writing import save
 from asyncrl.staleness import Weights
 from asyncrl.weights.manifest import combined_checksum
 
@@ -56,7 +56,7 @@ class Replayed:
 
     def save(self, folder: Path, *, tokenizer: Any) -> Path:
         """Write the last version as a checkpoint in `folder`, which transformers loads. Raises CheckpointError."""
-        return checkpoints.save(
+        return save(
             folder,
             model=self.trainer.whole,
             tokenizer=tokenizer,

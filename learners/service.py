@@ -49,6 +49,8 @@ from asyncrl.learners.parallel import ALONE, Ranks, Sharded
 from asyncrl.learners.phase import Phase, PhaseFile
 from asyncrl.learners.recovery import Recovered
 from asyncrl.learners.resuming import resume_from
+from asyncrl.learners.saving import Failed, Saved, Saver
+from asyncrl.learners.snapshot import Keep, Snapshot, state_of
 from asyncrl.learners.summary import summarise
 from asyncrl.learners.trainer import Trainer
 from asyncrl.schema import span_weights
@@ -109,15 +111,18 @@ async def learn(
     outlet = Outlet(recipe, borne, stop=stop)
     phase = PhaseFile(run_dir)
     phase.enter(Phase.STARTING)
-    begun = lost = False
+    begun = lost = fenced = False
+    saver: Saver | None = None
     try:
-        learner = await _begin(recipe, borne, run_dir, model_path, resume, metrics, outlet, ranks, phase)
+        learner = await _begin(recipe, borne, run_dir, model_path, resume, metrics, outlet, evaluations, ranks, phase)
         begun = True
+        saver = learner.saver
         gc.freeze()  # what is loaded by now stays: a full collection looks through it for tenths of a second
         lasting.trains(lambda: (learner.lineages.forks, learner.weights))
         outlet.start(here(device_of(learner.trainer.model.device)))
-        await _train(learner, evaluations, stop)
+        await _train(learner, stop)
     except Fenced:
+        fenced = True
         raise
     except Exception as error:
         cause = await ranks.cause(error)
@@ -126,6 +131,8 @@ async def learn(
             await _finish_with(buffer, cause)
         raise
     finally:
+        if saver is not None:
+            await saver.close(give_up=fenced)
         await evaluations.cancel()
         await outlet.close()
         metrics.close()
@@ -133,9 +140,9 @@ async def learn(
             phase.enter(Phase.ENDED)
 
 
-async def _train(learner: _Learner, evaluations: Evaluations, stop: asyncio.Event) -> None:
+async def _train(learner: _Learner, stop: asyncio.Event) -> None:
     """From the first publication to the summary."""
-    recipe, buffer = learner.recipe, learner.buffer
+    recipe, buffer, evaluations = learner.recipe, learner.buffer, learner.evaluations
     await learner.publish()
     if recipe.eval.at_start and not await asyncio.to_thread(stored_evaluations, learner.run_dir / "eval"):
         await evaluations.request(learner.weights)
@@ -151,15 +158,16 @@ async def _train(learner: _Learner, evaluations: Evaluations, stop: asyncio.Even
             log.warning("%s", error)
 
     if not ended:
-        await learner.checkpoint()
+        await learner.last_checkpoint()
         await learner.summarise(stopped=True)
         return
     await learner.publish()
-    if recipe.eval.at_end and await learner.anyone_alive():
+    due = recipe.eval.every_steps is not None and learner.version % recipe.eval.every_steps == 0
+    if (recipe.eval.at_end or due) and await learner.anyone_alive():
         learner.enter(Phase.EVALUATING)
         await evaluations.wait(recipe.weights.deadline_s, stop)  # that of the start, if it is still open
         await evaluations.request(learner.weights)
-    await learner.checkpoint()
+    await learner.last_checkpoint()
     learner.enter(Phase.EVALUATING)
     await evaluations.wait(recipe.weights.deadline_s + EVALUATION_S, stop)
     await buffer.finish()
@@ -174,6 +182,7 @@ async def _begin(
     resume: Path | None,
     metrics: MetricsWriter,
     outlet: Outlet,
+    evaluations: Evaluations,
     ranks: Ranks,
     phase: PhaseFile,
 ) -> _Learner:
@@ -211,25 +220,34 @@ async def _begin(
         }
     )
     metrics.sync()  # a lineage whose weights collectors are about to get: its number must not be given again
-    return _Learner(
+    learner = _Learner(
         recipe=recipe,
         buffer=buffer,
         run_dir=run_dir,
         metrics=metrics,
         outlet=outlet,
+        evaluations=evaluations,
         ranks=ranks,
         phase=phase,
         trainer=trainer,
         gathered=parent.version,
-        tokenizer=tokenizer,
         lineage=lineage,
         version=parent.version,
         lineages=Lineages(forks),
         tokens_total=checkpoint.manifest.tokens if checkpoint else 0,
-        saved=parent.version if checkpoint else None,
         accounted=await buffer.stats(),
         notices=Notices(recipe.learner),
     )
+    learner.saver = Saver(
+        run_dir / "checkpoints",
+        tokenizer=tokenizer,
+        beside=recipe.learner.checkpoint.async_save,
+        limit_s=recipe.run.no_progress_s,
+        on_saved=learner.saved,
+        on_failed=learner.not_saved,
+        newest=parent.version if checkpoint else None,
+    )
+    return learner
 
 
 def _write_recovered(metrics: MetricsWriter, found: Recovered) -> None:
@@ -252,21 +270,21 @@ class _Learner:
     run_dir: Path
     metrics: MetricsWriter
     outlet: Outlet
+    evaluations: Evaluations
     ranks: Ranks
     phase: PhaseFile
     trainer: Trainer
     gathered: int  # the version of `trainer.whole`
-    tokenizer: Any
     lineage: int
     version: int  # V
     lineages: Lineages
     tokens_total: int  # trained since the beginning of the run
-    saved: int | None  # version of the newest checkpoint on this branch
     accounted: Stats  # what was lost until then is in the metrics
     notices: Notices
+    saver: Saver = field(init=False)
     published: int | None = None
     published_bytes: int = 0
-    consumed: list[tuple[int, int]] = field(default_factory=list)  # (lineage, step) since that checkpoint
+    consumed: list[tuple[int, int]] = field(default_factory=list)  # (lineage, step) since the newest checkpoint
     started: float = field(default_factory=time.monotonic)
     last_step: float = field(default_factory=time.monotonic)
     waited_for: str = ""
@@ -294,6 +312,7 @@ class _Learner:
         while not stop.is_set():
             self.ranks.check()
             self.outlet.check()
+            self.saver.check()
             try:
                 answer = await self.buffer.lease(self.lineage, self.version, wait_s=ROUND_S)
             except StoreAway:
@@ -339,6 +358,9 @@ class _Learner:
         ended = commit.ended or self.version >= self.recipe.run.max_steps
         publish_s = 0.0
         stats = await self.buffer.stats()
+        if not ended and (every := self.recipe.eval.every_steps) and self.version % every == 0:
+            # Before it is published: a collector that gets it then knows that it is to evaluate it first.
+            await self.evaluations.request(self.weights)
         if ended or self.version % self.recipe.weights.publish_every == 0:
             publish_s = await self.publish()
         now = time.monotonic()
@@ -415,35 +437,67 @@ class _Learner:
             yield from in_dtype(served, dtype)
 
     async def checkpoint(self) -> None:
-        """Save the current version, unless it is saved already. Its commit was acknowledged before."""
-        if self.saved == self.version:
-            return
+        """Have the current version saved. Its commit was acknowledged before."""
         self.enter(Phase.CHECKPOINTING)
-        folder = self.run_dir / "checkpoints"
-        await asyncio.to_thread(self._gather)
-        path = await asyncio.to_thread(
-            checkpoints.save,
-            folder,
-            model=self.trainer.whole,
-            tokenizer=self.tokenizer,
-            training={"optimizer": await asyncio.to_thread(self._optimizer_state)},
+        await self.saver.save(self.version, self._take)
+
+    async def last_checkpoint(self) -> None:
+        """The same, and wait until it is. Raises CheckpointError if it cannot be saved."""
+        self.enter(Phase.CHECKPOINTING)
+        await self.saver.ensure(self.version, self._take)
+
+    def _take(self, keep: Keep) -> Snapshot:
+        self._gather()
+        self.ranks.tell(Gather("optimizer"))
+        optimizer, rng = self.trainer.resumable(keep)
+        return Snapshot(
             weights=self.weights,
-            forks=self.lineages.forks,
-            trained=self.consumed,
+            model=self.trainer.whole,
+            state=state_of(self.trainer.whole, keep),
+            optimizer=optimizer,
+            rng=rng,
+            forks=dict(self.lineages.forks),
+            trained=list(self.consumed),
             tokens=self.tokens_total,
             start=self.trainer.start,
         )
-        keep_last = self.recipe.learner.checkpoint.keep_last
+
+    async def saved(self, saved: Saved) -> None:
+        """A checkpoint is on the disk: what it makes superfluous goes, here and in the store. Training may have gone on
+        meanwhile; all this is about the snapshot's version."""
+        config, weights = self.recipe.learner.checkpoint, saved.snapshot.weights
+        evaluated = await asyncio.to_thread(stored_evaluations, self.run_dir / "eval") if config.keep_best else {}
         kept = await asyncio.to_thread(
-            checkpoints.prune, folder, keep_last=keep_last, lineages=self.lineages, current=self.lineage
+            checkpoints.prune,
+            saved.path.parent,
+            lineages=self.lineages,
+            current=self.lineage,
+            keep_last=config.keep_last,
+            keep_best=config.keep_best,
+            keep_every=config.keep_every,
+            success={name: result.get("success") for name, result in evaluated.items()},
         )
+        oldest = kept.newest[-1]
         # After the older ones are gone: what only they could bring back is then settled.
-        await self.buffer.checkpointed(self.lineage, self.version, oldest=kept[-1].version)
-        self.saved, self.consumed = self.version, []
+        await self.buffer.checkpointed(self.lineage, weights.version, oldest=oldest.version)
+        self.consumed = self.consumed[len(saved.snapshot.trained) :]
         ledger = Archive(self.run_dir / "archive").ledger
-        await move_settled(self.buffer, ledger, lineage=self.lineage, covered=kept[-1])
-        event = {"event": "checkpoint", "time": time.time(), "lineage": self.lineage, "version": self.version}
-        self.metrics.write({**event, "path": str(path)})
+        try:
+            await move_settled(self.buffer, ledger, lineage=self.lineage, covered=oldest)
+        except OSError as error:  # they stay in the store, and the next checkpoint moves them
+            self._warn_of_disk(f"rows of the ledger cannot be written to {ledger.folder}: {error}")
+        event = {"event": "checkpoint", "time": time.time(), "lineage": weights.lineage, "version": weights.version}
+        times = {"checkpoint/stall_s": round(saved.stall_s, 4), "checkpoint/save_s": round(saved.save_s, 4)}
+        self.metrics.write({**event, "path": str(saved.path), **times})
+
+    def not_saved(self, failed: Failed) -> None:
+        """A checkpoint could not be written: those before it stay, and the next one that is due tries again."""
+        self._warn_of_disk(str(failed))
+
+    def _warn_of_disk(self, text: str) -> None:
+        log.warning("step %d: %s", self.version, text)
+        event = {"event": "warning", "time": time.time(), "lineage": self.lineage, "version": self.version}
+        self.metrics.write({**event, "about": "checkpoint", "text": text})
 
     def _gather(self) -> None:
         """Bring `trainer.whole` to the current version."""
@@ -451,10 +505,6 @@ class _Learner:
             self.ranks.tell(Gather("weights"))
             self.ranks.gather(self.trainer.model, self.trainer.whole)
             self.gathered = self.version
-
-    def _optimizer_state(self) -> dict[str, Any]:
-        self.ranks.tell(Gather("optimizer"))
-        return self.trainer.optimizer.state_dict()
 
     def _write_metrics(self, record: dict[str, Any], stats: Stats) -> None:
         groups = {state.value: count for state, count in stats.states.items()}
@@ -476,6 +526,7 @@ class _Learner:
                 "weights/late": {one.member: one.phase for one in self.outlet.take_late()},
                 **weights_costs(self.accounted, stats),
                 "collectors": {m.name: m.serving.version if m.serving else None for m in stats.members if m.alive},
+                "checkpoint/stall_s": self.saver.take_stalled(),
                 "waiting": self.waited_for,
             }
         )

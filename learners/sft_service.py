@@ -27,9 +27,11 @@ from asyncrl.learners.checkpoint import Checkpoint
 from asyncrl.learners.lora import save_model
 from asyncrl.learners.model import load_tokenizer, longest_sequence
 from asyncrl.learners.optimize import Optimizer
+from asyncrl.learners.randomness import restore
 from asyncrl.learners.sft import Example, accumulate, answer_tokens
 from asyncrl.learners.sft_examples import Examples, Longest, make_examples
 from asyncrl.learners.trained import load_trained
+from asyncrl.learners.writing import save
 from asyncrl.staleness import Lineages, Weights
 from asyncrl.tasks.chat import end_token_ids
 from asyncrl.tasks.order import row_index
@@ -184,7 +186,7 @@ class _Training:
                 "Restore them, or start a new run with this checkpoint as model.path."
             )
         self.optimizer.load_state_dict(state["optimizer"])
-        checkpoints.restore_rng(state["rng"])
+        restore(state["rng"], 0, self.model.device)
         self.step = self.saved = checkpoint.manifest.version
         self.tokens_total = checkpoint.manifest.tokens
         self.heldout_before, self.heldout_loss, self.measured = state["heldout"]
@@ -255,7 +257,7 @@ class _Training:
         if self.saved == self.step:
             return
         folder = self.run_dir / "checkpoints"
-        path = checkpoints.save(
+        path = save(
             folder,
             model=self.model,
             tokenizer=self.tokenizer,
@@ -271,7 +273,7 @@ class _Training:
         )
         self.saved = self.step
         keep_last = self.recipe.sft.checkpoint.keep_last
-        checkpoints.prune(folder, keep_last=keep_last, lineages=Lineages({}), current=LINEAGE)
+        checkpoints.prune(folder, lineages=Lineages({}), current=LINEAGE, keep_last=keep_last)
         self.write({"event": "checkpoint", "time": time.time(), "step": self.step, "path": str(path)})
 
     def end(self) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
@@ -20,12 +20,13 @@ from transformers import PreTrainedModel
 from asyncrl.config.recipe import Recipe
 from asyncrl.learners.advantages import Advantages, compared, scaled
 from asyncrl.learners.batch import Batch, make_batch
-from asyncrl.learners.checkpoint import Checkpoint, restore_rng
+from asyncrl.learners.checkpoint import Checkpoint
 from asyncrl.learners.frozen import frozen_logprobs
 from asyncrl.learners.history import History
 from asyncrl.learners.optimize import Optimizer, Updates
 from asyncrl.learners.parallel import ALONE, Ranks
 from asyncrl.learners.proximal import version_logprobs
+from asyncrl.learners.randomness import State, gathered, restore
 from asyncrl.learners.recompute import recompute_layers
 from asyncrl.learners.reference import Reference, Start
 from asyncrl.learners.shares import (
@@ -38,6 +39,8 @@ from asyncrl.learners.shares import (
     share_of,
     share_parts,
 )
+from asyncrl.learners.shrinking import Budget, fitted
+from asyncrl.learners.snapshot import Keep, live
 from asyncrl.learners.step import Seen, StepResult, train_step
 from asyncrl.learners.trained import load_trained
 from asyncrl.schema import Packed, pack
@@ -88,7 +91,7 @@ class Trainer:
         if checkpoint is not None:
             state = checkpoint.training_state()
             optimizer.load_state_dict(state["optimizer"])
-            restore_rng(state["rng"])
+            restore(state["rng"], ranks.rank, model.device)
         history = None
         if recipe.objective.proximal == "behaviour-version":
             history = History(
@@ -112,6 +115,11 @@ class Trainer:
     def start(self) -> str:
         """Checksum of the weights that the run started from, if they are the reference; else empty."""
         return "" if self.reference is None else self.reference.checksum
+
+    def resumable(self, keep: Keep = live) -> tuple[dict[str, Any], list[State]]:
+        """What of a checkpoint is not weights: the optimizer's state, of which `keep` says what is given, and every
+        rank's random numbers. A collective; of use on rank 0."""
+        return self.optimizer.state_dict(keep), gathered(self.ranks, self.model.device)
 
     def restart(self, version: int) -> None:
         """Forget the versions before this one, as a learner that starts from its checkpoint has."""

@@ -51,6 +51,7 @@ def check(recipe: Recipe) -> None:
     check_engine(recipe)
     _check_sampling(recipe)
     _check_learner(recipe)
+    _check_checkpoints(recipe)
     check_devices(recipe)
     check_objective(recipe)
     check_rewards(recipe)
@@ -269,6 +270,31 @@ def _check_learner(recipe: Recipe) -> None:
         raise RecipeError(
             f"learner.min_ess is {learner.min_ess:g}, but a step has {answers} answers (groups_per_step x group_size), "
             f"whose effective sample size is never below one of them: 1/{answers}. No step could be low; use more"
+        )
+
+
+def _check_checkpoints(recipe: Recipe) -> None:
+    saved, evaluated, published = recipe.learner.checkpoint, recipe.eval.every_steps, recipe.weights.publish_every
+    if evaluated is not None and evaluated % published:
+        raise RecipeError(
+            f"eval.every_steps is {evaluated}, but only multiples of weights.publish_every {published} reach "
+            "collectors. Make it one of them"
+        )
+    if saved.keep_best and evaluated is None:
+        raise RecipeError(
+            f"learner.checkpoint.keep_best is {saved.keep_best}, but nothing says which versions are the best. Set "
+            f"eval.every_steps: {math.lcm(saved.every_steps, published)}"
+        )
+    if saved.keep_best and evaluated is not None and evaluated % saved.every_steps:
+        raise RecipeError(
+            f"learner.checkpoint.keep_best is {saved.keep_best}, but some of the versions that are evaluated "
+            f"(eval.every_steps {evaluated}) have no checkpoint (learner.checkpoint.every_steps {saved.every_steps}). "
+            f"Make eval.every_steps a multiple of {saved.every_steps}"
+        )
+    if saved.keep_every is not None and saved.keep_every % saved.every_steps:
+        raise RecipeError(
+            f"learner.checkpoint.keep_every is {saved.keep_every}, but only multiples of "
+            f"learner.checkpoint.every_steps {saved.every_steps} have a checkpoint. Make it one of them"
         )
 
 

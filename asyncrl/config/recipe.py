@@ -216,10 +216,13 @@ class Collector(Section, frozen=True, kw_only=True):
 
 
 class Checkpoint(Section, frozen=True, kw_only=True):
-    """What a run continues from."""
+    """What a run continues from (`docs/durability.md`)."""
 
     every_steps: Positive = 20  # and at the end
-    keep_last: Positive = 2  # the newest ones that are kept
+    keep_last: Positive = 2  # the newest ones that are kept; a run goes on from one of these
+    keep_best: NonNegative = 0  # beside them, so many with the best success; needs eval.every_steps
+    keep_every: Positive | None = None  # beside them, every n-th version, for good; null: none
+    async_save: bool = True  # written beside training, from a copy in host memory; false: training waits
 
 
 class Learner(Section, frozen=True, kw_only=True):
@@ -271,6 +274,7 @@ class Eval(Section, frozen=True, kw_only=True):
 
     at_start: bool = True  # before the first step
     at_end: bool = True  # after the last one
+    every_steps: Positive | None = None  # and of every n-th version, beside training; null: of none
     prompts: Positive = 128  # held-out rows, one sampled answer each
 
 

@@ -10,7 +10,7 @@ from msgspec import Meta, field
 
 from asyncrl.config.checks import check_betas, check_data_file, check_model, check_model_folder, check_run_name
 from asyncrl.config.errors import RecipeError
-from asyncrl.config.recipe import Checkpoint, Model
+from asyncrl.config.recipe import Model
 from asyncrl.config.section import NonNegative, Positive, Seconds, Section
 
 
@@ -35,6 +35,11 @@ class SftData(Section, frozen=True, kw_only=True):
     )
 
 
+class SftCheckpoint(Section, frozen=True, kw_only=True):
+    every_steps: Positive = 20  # and at the end
+    keep_last: Positive = 2  # the newest ones that are kept
+
+
 class Sft(Section, frozen=True, kw_only=True):
     epochs: Positive = 1  # times every row is trained, unless run.max_steps says otherwise
     examples_per_step: Positive = 64
@@ -48,7 +53,7 @@ class Sft(Section, frozen=True, kw_only=True):
     max_skipped_steps: Positive = 3  # non-finite gradients in a row that end the run
     heldout_every_steps: Positive = 50  # held-out loss; also before the first step and after the last
     heldout_rows: Positive = 512  # the first so many held-out rows are measured
-    checkpoint: Checkpoint = field(default_factory=Checkpoint)
+    checkpoint: SftCheckpoint = field(default_factory=SftCheckpoint)
 
 
 class SftRecipe(Section, frozen=True, kw_only=True):

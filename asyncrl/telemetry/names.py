@@ -52,6 +52,7 @@ STEP = (
             "wait_s": "of these, waiting for a batch",
             "train_s": "of these, from fetching the batch to the changed weights and the archive part",
             "publish_s": "of these, making the weights available to collectors",
+            "checkpoint/stall_s": "seconds before them, in which the learner stood for a checkpoint of the last step",
             "skipped": "no update was applied, the gradients were not finite; the version moved all the same",
         },
     ),
@@ -212,7 +213,13 @@ EVENTS = {
         "id": "names the file",
         "path": "of all answers",
     },
-    "checkpoint": {"lineage": "of the weights", "version": "of the weights", "path": "folder"},
+    "checkpoint": {
+        "lineage": "of the weights",
+        "version": "of the weights",
+        "path": "folder",
+        "checkpoint/stall_s": "seconds in which the learner stood for it",
+        "checkpoint/save_s": "seconds from its snapshot until it was written, synced and in its place",
+    },
     "recovered": {
         "lineage": "the learner's own",
         "version": "the learner's own",
@@ -233,7 +240,7 @@ EVENTS = {
     "warning": {
         "lineage": "of the weights",
         "version": "after the step",
-        "about": "the metric: `ess/sequence`, `mismatch/age0`",
+        "about": "the metric: `ess/sequence`, `mismatch/age0`; or `checkpoint`: one could not be written",
         "text": "numbers, and what to look at",
     },
     "end": {"version": "the last one", "stopped": "before its last step"},

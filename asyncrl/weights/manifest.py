@@ -110,13 +110,18 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def model_tensors(model: torch.nn.Module) -> tuple[list[tuple[str, torch.Tensor]], dict[str, str]]:
     """What distinguishes one version of `model` from another: parameters, persistent buffers, in state_dict order.
 
-    Returns ([(name, tensor), ...], {alias: source}). Tensors are live (detached, no copies). A tensor that is the same
-    memory, seen the same way, as an earlier one is its alias and not listed: a tied head has no bytes of its own.
+    Returns ([(name, tensor), ...], {alias: source}). Tensors are live (detached, no copies).
     """
+    return distinct_tensors(model.state_dict())
+
+
+def distinct_tensors(state: Mapping[str, object]) -> tuple[list[tuple[str, torch.Tensor]], dict[str, str]]:
+    """The same of a state_dict. A tensor that is the same memory, seen the same way, as an earlier one is its alias and
+    not listed: a tied head has no bytes of its own."""
     tensors: list[tuple[str, torch.Tensor]] = []
     tied: dict[str, str] = {}
     seen: dict[tuple[object, ...], str] = {}
-    for name, value in model.state_dict().items():
+    for name, value in state.items():
         if not isinstance(value, torch.Tensor):
             raise WeightsError(f"{name} is a {type(value).__name__}, not a tensor: extra state cannot be published")
         tensor = value.detach()

@@ -42,7 +42,7 @@ MISTAKES = {
     "max_off_policy_steps: 8": ("max_off_policy_steps is a name of prime-rl", "here: buffer.max_trajectory_age"),
     "beta: 0.1": ("beta is not a key", "Did you mean objective.beta?"),
     "kl_loss_coef: 0.1": ("kl_loss_coef is a name of verl", "here: objective.beta"),
-    "eval_steps: 5": ("eval_steps is a name of TRL", "here: eval.every_steps, which asyncrl", "does not have yet"),
+    "eval_steps: 5": ("eval_steps is a name of TRL", "here: eval.every_steps"),
     # keys, types and values of a later version
     "objective: {beta: -0.1}": ("objective.beta is -0.1", "0 or more"),
     "objective: {entropy: -0.1}": ("objective.entropy is -0.1", "0 or more"),
@@ -200,6 +200,19 @@ MISTAKES = {
     "buffer: {min_fresh: 2}": ("buffer.min_fresh is 2", "at most 1"),
     "buffer: {max_empty_fills: 0}": ("buffer.max_empty_fills is 0", "1 or more"),
     "buffer: {dynamic_sampling: yes}": ("buffer.dynamic_sampling", "true or false", "Write true"),
+    "{eval: {every_steps: 3}, weights: {publish_every: 2}}": (
+        "eval.every_steps is 3",
+        "multiples of",
+        "publish_every 2",
+    ),
+    "learner: {checkpoint: {keep_best: 1}}": ("keep_best is 1, but nothing says", "eval.every_steps: 20"),
+    "{learner: {checkpoint: {keep_best: 1, every_steps: 4}}, eval: {every_steps: 6}}": (
+        "keep_best is 1",
+        "eval.every_steps 6",
+        "checkpoint.every_steps 4",
+        "a multiple of 4",
+    ),
+    "learner: {checkpoint: {keep_every: 30}}": ("keep_every is 30", "multiples of", "every_steps 20"),
     "weights: {publish_every: 3}": ("weights.publish_every is 3", "max_trajectory_age 1", "Use 2 or less"),
     "weights: {transport: file}": ("weights.transport is file", "weights.url", "s3://"),
     "weights: {transport: delta}": ("weights.transport is delta", "weights.url", "s3://"),

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from asyncrl.collectors import episode
 from asyncrl.collectors.engines.base import request_seed
 from asyncrl.config.loading import load_recipe
-from asyncrl.learners import checkpoint as checkpoints
+from asyncrl.learners.writing import save
 from asyncrl.runtime import folder as folders
 from asyncrl.runtime.evaluation import Plan, evaluate, find_target
 from asyncrl.staleness import Weights
@@ -36,7 +36,7 @@ def run_folder(tmp_path: Path, model: Path) -> Path:
     folder = tmp_path / "runs" / "tiny-reverse-20260101-1"
     folder.mkdir(parents=True)
     folders.describe(folder, recipe)
-    checkpoints.save(
+    save(
         folder / "checkpoints",
         model=AutoModelForCausalLM.from_pretrained(model),
         tokenizer=AutoTokenizer.from_pretrained(model),

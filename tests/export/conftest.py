@@ -11,11 +11,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from asyncrl.config.loading import load_recipe
 from asyncrl.config.recipe import Lora
-from asyncrl.learners import checkpoint as checkpoints
 from asyncrl.learners.lora import attach
 from asyncrl.learners.model import load_model
 from asyncrl.learners.tiny import tiny_config
 from asyncrl.learners.tiny_tokenizer import build_tokenizer
+from asyncrl.learners.writing import save
 from asyncrl.runtime import folder as folders
 from asyncrl.staleness import Weights
 
@@ -65,7 +65,7 @@ def make_run(tmp_path: Path, base: Path) -> MakeRun:
         folder.mkdir(parents=True)
         folders.describe(folder, load_recipe(str(recipe), overrides=overrides))
         for version in versions:
-            checkpoints.save(
+            save(
                 folder / "checkpoints",
                 model=model or AutoModelForCausalLM.from_pretrained(base),
                 tokenizer=AutoTokenizer.from_pretrained(base),

@@ -25,7 +25,9 @@ INTERRUPTED = f"""
 import os, signal, sys
 from asyncrl.cli.main import main
 from asyncrl.learners import service
+from asyncrl.learners.model import load_tokenizer
 from asyncrl.learners.optimize import Optimizer
+from asyncrl.learners.writing import save
 
 how, keeps_half = sys.argv.pop(1), sys.argv.pop(1) == "half"
 compute, update = service._Learner._compute, Optimizer.update
@@ -40,10 +42,10 @@ def update_and_stand(self, *arguments, **named):
     if self.steps == {HALFWAY} and self.updates == {HALFWAY} * {UPDATES} + 1:
         if keeps_half:
             of = learners[-1]
-            service.checkpoints.save(
+            save(
                 of.run_dir / "checkpoints",
                 model=of.trainer.whole,
-                tokenizer=of.tokenizer,
+                tokenizer=load_tokenizer(of.trainer.whole.name_or_path),
                 training={{"optimizer": self.state_dict()}},
                 weights=of.weights,
                 forks=of.lineages.forks,

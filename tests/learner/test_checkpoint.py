@@ -14,9 +14,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from asyncrl.learners import checkpoint as checkpoints
-from asyncrl.learners.checkpoint import CheckpointError, find_resumable, load, prune, save, survey
+from asyncrl.learners.checkpoint import CheckpointError, find_resumable, load, prune, survey
 from asyncrl.learners.model import load_model, load_tokenizer
+from asyncrl.learners.randomness import restore
+from asyncrl.learners.writing import save
 from asyncrl.staleness import Lineages, Weights
 
 Write = Callable[..., Path]
@@ -58,7 +59,7 @@ def test_a_checkpoint_loads_in_transformers_and_gives_back_what_was_saved(write:
     state = found.training_state()
     assert float(state["optimizer"]["step"]) == 7
     torch.manual_seed(99)
-    checkpoints.restore_rng(state["rng"])
+    restore(state["rng"], 0, torch.device("cpu"))
     assert torch.equal(torch.rand(3), expected)
 
 
@@ -143,8 +144,8 @@ def test_a_full_or_read_only_disk_is_a_clear_error_and_leaves_the_old_ones(
 KILLER = """
 import os, signal, sys, time, torch
 from pathlib import Path
-from asyncrl.learners.checkpoint import save
 from asyncrl.learners.model import load_model, load_tokenizer
+from asyncrl.learners.writing import save
 from asyncrl.staleness import Weights
 torch.set_num_threads(1)
 model_path, folders = Path(sys.argv[1]), Path(sys.argv[2])

@@ -26,9 +26,9 @@ from asyncrl.config.recipe import (
     Run,
     to_builtins,
 )
-from asyncrl.learners import checkpoint as checkpoints
 from asyncrl.learners.exporting import Form
 from asyncrl.learners.service import learn
+from asyncrl.learners.writing import save
 from asyncrl.runtime.export import ExportFailed, export, find_source
 from asyncrl.runtime.folder import describe
 from asyncrl.schema import Trajectory
@@ -119,11 +119,11 @@ async def test_a_version_that_rows_were_sampled_by_must_have_the_checksum_they_c
     model = AutoModelForCausalLM.from_pretrained(run / "checkpoints" / f"version-{STEPS - 1:06d}")
     with torch.no_grad():
         model.model.norm.weight[0] += 1e-3
-    checkpoints.save(
+    save(
         run / "checkpoints",
         model=model,
         tokenizer=AutoTokenizer.from_pretrained(model_path),
-        training={},
+        training={"optimizer": {}},
         weights=Weights(1, STEPS - 1),
         forks={1: (0, 0)},
         trained=[],

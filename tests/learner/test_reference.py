@@ -13,12 +13,12 @@ from msgspec.structs import replace
 
 from asyncrl.config.objective import Objective
 from asyncrl.config.recipe import Learner, Lora, Model, Recipe
-from asyncrl.learners import checkpoint as checkpoints
-from asyncrl.learners.checkpoint import Checkpoint
+from asyncrl.learners.checkpoint import Checkpoint, load
 from asyncrl.learners.diagnostics import step_metrics
 from asyncrl.learners.frozen import frozen_logprobs
 from asyncrl.learners.model import ModelError, load_model, load_tokenizer
 from asyncrl.learners.trainer import Trainer
+from asyncrl.learners.writing import save
 from asyncrl.schema import to_batch
 from asyncrl.staleness import Weights
 
@@ -59,8 +59,8 @@ def trained(recipe: Recipe, path: Path, groups: list[Any]) -> tuple[Trainer, lis
 
 
 def saved(trainer: Trainer, path: Path, folder: Path) -> Checkpoint:
-    return checkpoints.load(
-        checkpoints.save(
+    return load(
+        save(
             folder,
             model=trainer.whole,
             tokenizer=load_tokenizer(path),

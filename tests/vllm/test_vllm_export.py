@@ -13,9 +13,9 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from asyncrl.config.loading import load_recipe
-from asyncrl.learners import checkpoint as checkpoints
 from asyncrl.learners.tiny import tiny_config
 from asyncrl.learners.tiny_tokenizer import build_tokenizer
+from asyncrl.learners.writing import save
 from asyncrl.runtime import folder as folders
 from asyncrl.staleness import Weights
 
@@ -51,7 +51,7 @@ def exported(
     run = tmp_path / "run"
     run.mkdir()
     folders.describe(run, load_recipe("tiny-reverse", overrides=[f"model.dtype={request.param}"]))
-    checkpoints.save(
+    save(
         run / "checkpoints",
         model=model,
         tokenizer=tokenizer,
