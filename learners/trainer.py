@@ -39,7 +39,6 @@ from asyncrl.learners.shares import (
     share_of,
     share_parts,
 )
-from asyncrl.learners.shrinking import Budget, fitted
 from asyncrl.learners.snapshot import Keep, live
 from asyncrl.learners.step import Seen, StepResult, train_step
 from asyncrl.learners.trained import load_trained
