@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -10,9 +10,14 @@ from asyncrl.buffers.base import Lease
 
 
 class Begin(msgspec.Struct, frozen=True, tag="begin"):
-    """Load what rank 0 has loaded: the initial weights, or those of this checkpoint's folder."""
+    """Load what rank 0 has loaded: the initial weights, or those of a checkpoint.
 
-    checkpoint: str | None
+    identity: of its recipe (`config/identity.py`). checkpoint: its folder; digest: xxh3 of its manifest.
+    """
+
+    identity: dict[str, Any]
+    checkpoint: str | None = None
+    digest: str = ""
 
 
 class Train(msgspec.Struct, frozen=True, tag="train"):
@@ -23,7 +28,8 @@ class Train(msgspec.Struct, frozen=True, tag="train"):
 
 
 class Gather(msgspec.Struct, frozen=True, tag="gather"):
-    """Give rank 0 the parts of the weights, to be saved or as they are served, or of the optimizer's state and random numbers."""
+    """Give rank 0 the parts of the weights, to be saved or as they are served, or of the optimizer's state and random
+    numbers."""
 
     what: Literal["weights", "served", "optimizer"]
 

@@ -1,6 +1,6 @@
 """What several learner ranks do together. One rank has `ALONE`, in which nothing is ever sent.
 
-Ranks are processes of one host. Rank 0 leases, commits, publishes and saves; it tells the others what to do
+Ranks are processes, of one host or several. Rank 0 leases, commits, publishes and saves; it tells the others what to do
 (`commands.py`), and all then make the same collectives in the same order. Parameters are sharded by FSDP2; gradients
 are summed over ranks, never averaged: the step divides once, by the tokens of all.
 """
@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import psutil
 import torch
@@ -24,6 +24,9 @@ from asyncrl.learners.commands import Command, End, decoded, encoded
 from asyncrl.learners.gathering import Gathering
 from asyncrl.learners.layers import decoder_layers
 from asyncrl.weights.manifest import Pieces
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
 
 
 class Watch(Protocol):
@@ -132,43 +135,63 @@ class Alone:
 ALONE = Alone()
 
 
+class Meeting(NamedTuple):
+    """Where the ranks of one start find each other, and this rank's place on its host."""
+
+    store: Store  # nobody else's keys are in it
+    interface: str  # of this host's network, on which Gloo listens
+    gpu: int  # of this host's GPUs, where it has any
+    neighbours: int  # ranks on this host, this one included
+
+
+def in_folder(folder: Path, rank: int, size: int) -> Meeting:
+    """All ranks are on this host and meet through a file: no port is opened for it."""
+    from torch import distributed as dist
+
+    store = dist.FileStore(str(folder / "store"), size)  # type: ignore[attr-defined]  # public, but not in __all__
+    return Meeting(store, loopback(), gpu=rank, neighbours=size)
+
+
 class Sharded:
     """One of several ranks: Gloo on the CPU, NCCL where every rank has a GPU."""
 
     def __init__(
-        self, rank: int, size: int, *, meeting: Path, step_s: float, silence_s: float, watch: Watch | None = None
+        self, rank: int, size: int, *, meeting: Meeting, step_s: float, silence_s: float, watch: Watch | None = None
     ) -> None:
-        """Meets the other ranks through a file in the folder `meeting`: no port is opened for it.
-
-        step_s: seconds one collective of a step may take. silence_s: longest that rank 0 may leave the others without a
-        command; it waits for batches then, within limits of its own. Raises RuntimeError if they do not meet in time,
-        ValueError if there are GPUs, but not one for each rank.
+        """step_s: seconds one collective of a step may take. silence_s: longest that rank 0 may leave the others
+        without a command; it waits for batches then, within limits of its own. Raises RuntimeError if they do not meet
+        in time, ValueError if there are GPUs, but not one for each rank.
         """
         from torch import distributed as dist  # here: one rank runs without it
 
         gpus = torch.cuda.device_count()
-        if 0 < gpus < size:
-            raise ValueError(f"learner.ranks is {size}, but this host has {gpus} GPU(s): one a rank is needed")
+        if 0 < gpus < meeting.neighbours:
+            raise ValueError(
+                f"{meeting.neighbours} of learner.ranks {size} are on this host, which has {gpus} GPU(s): "
+                "one a rank is needed"
+            )
         # Gloo would listen on whatever address the host's name stands for.
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback())
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", meeting.interface)
         self.rank = rank
         self.size = size
-        self._device = torch.device("cuda", rank) if gpus else torch.device("cpu")
-        if gpus:
-            torch.cuda.set_device(self._device)
+        self._device = torch.device("cuda", meeting.gpu) if gpus else torch.device("cpu")
+        self.use_device()
         self._watch = watch
         self._dist = dist
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if gpus else "gloo",
-            store=dist.FileStore(  # type: ignore[attr-defined]  # public, but not in __all__
-                str(meeting / "store"), size
-            ),
+            store=meeting.store,
             rank=rank,
             world_size=size,
             timeout=timedelta(seconds=step_s),
         )
         # The limit is each process's own: the others wait for rank 0's next command, it waits for them to take it.
         self._control = dist.new_group(backend="gloo", timeout=timedelta(seconds=silence_s if rank else step_s))
+
+    def use_device(self) -> None:
+        """Have torch take this rank's device as the current one, which is every thread's own."""
+        if self._device.type == "cuda":
+            torch.cuda.set_device(self._device)
 
     def shard(self, model: PreTrainedModel) -> PreTrainedModel:
         from torch.distributed.device_mesh import init_device_mesh

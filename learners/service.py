@@ -26,6 +26,7 @@ from asyncrl.buffers.archive import Archive
 from asyncrl.buffers.base import Buffer, Fenced, Lease, Stats
 from asyncrl.buffers.blocked import IN_MESSAGE, blocked_table
 from asyncrl.buffers.store import StoreAway
+from asyncrl.config.identity import identity
 from asyncrl.config.recipe import Recipe
 from asyncrl.learners import checkpoint as checkpoints
 from asyncrl.learners.arithmetic import machine, settings
@@ -197,7 +198,11 @@ async def _begin(
         recovered = partial(_write_recovered, metrics)
         checkpoint, lineage = await resume_from(buffer, run_dir, resume, limits, on_recovered=recovered) or (None, None)
     source = model_path if checkpoint is None else checkpoint.folder
-    await asyncio.to_thread(ranks.tell, Begin(checkpoint=None if checkpoint is None else str(checkpoint.folder)))
+    begin = Begin(identity(recipe))
+    if checkpoint is not None:
+        digest = checkpoints.file_entry(checkpoint.folder / checkpoints.MANIFEST).xxh3
+        begin = Begin(identity(recipe), checkpoint=str(checkpoint.folder), digest=digest)
+    await asyncio.to_thread(ranks.tell, begin)
     trainer = await asyncio.to_thread(Trainer.load, recipe, model_path, checkpoint, ranks)
     tokenizer = await asyncio.to_thread(load_tokenizer, source, trust_remote_code=trust)
     if lineage is None:

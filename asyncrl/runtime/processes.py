@@ -13,11 +13,12 @@ import socket
 import sys
 import time
 import uuid
+from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from asyncrl.buffers.base import Member
+from asyncrl.buffers.base import BufferError, Member
 from asyncrl.buffers.remote import RedisBuffer
 from asyncrl.buffers.store import Store, StoreAway, open_store
 from asyncrl.config.devices import VARIABLE, use_only
@@ -30,15 +31,17 @@ from asyncrl.data.jsonl import DataError
 from asyncrl.learners.limits import limits_of
 from asyncrl.learners.lost import RankLost
 from asyncrl.runtime import engine_package, models
+from asyncrl.runtime.launch import Launch, LaunchError
+from asyncrl.runtime.launched import launched_ranks, note_folder
 from asyncrl.runtime.preflight import is_listening, refuse_in_use
-from asyncrl.runtime.ranks import meet, ranks_of
+from asyncrl.runtime.ranks import meet_in, ranks_of
 from asyncrl.runtime.sinks import Sinks
 from asyncrl.runtime.tail import JsonLines
 from asyncrl.tasks.base import TaskError
 from asyncrl.telemetry.console import RunConsole
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 log = logging.getLogger(__name__)
 
@@ -65,25 +68,35 @@ def log_to_stderr() -> None:
     logging.getLogger("asyncrl").setLevel(logging.INFO)
 
 
-async def learner(recipe: Recipe, *, url: str, folder: Path, resume: bool, stop: asyncio.Event) -> None:
+async def learner(
+    recipe: Recipe, *, url: str, folder: Path, resume: bool, stop: asyncio.Event, launch: Launch | None = None
+) -> None:
     """Train the run into `folder`: create it in the store at `url`, or continue it from its newest valid checkpoint.
 
-    Raises RunInUse, BufferError, ModelError before the work, RunFailed after.
+    launch: its other ranks are there already, torchrun has started all of them. None: it starts them, if it has any.
+    Raises RunInUse, BufferError, ModelError, LaunchError before the work, RunFailed after.
     """
+    use_devices("learner.devices", recipe.learner.devices)  # its other ranks inherit it
     store = await open_store(url)
     try:
         # The run appears when its model is there: a collector on this host then finds the built-in one made.
         model_path = await asyncio.to_thread(models.resolve, recipe)
-        use_threads(model_path, recipe.learner.ranks, deterministic=recipe.run.deterministic)
+        beside = recipe.learner.ranks if launch is None else launch.local_size
+        use_threads(model_path, beside, deterministic=recipe.run.deterministic)
         buffer = await _claim_run(store, recipe, model_path, resume=resume)
-    use_devices("learner.devices", recipe.learner.devices)  # its other ranks inherit it
+        if launch is not None:  # now that nobody else's run can be meant
+            await asyncio.to_thread(note_folder, launch, folder)
         from asyncrl.learners.arithmetic import fix_order  # loads torch
 
         if recipe.run.deterministic:
             fix_order()
 
         async def work() -> None:
-            async with ranks_of(recipe, url=url, folder=folder, stop=stop) as ranks:
+            async with (
+                ranks_of(recipe, url=url, folder=folder, stop=stop)
+                if launch is None or launch.size == 1
+                else launched_ranks(recipe, launch, stop=stop)
+            ) as ranks:
                 from asyncrl.learners.service import learn
 
                 if ranks is not None:
@@ -99,7 +112,7 @@ async def learner(recipe: Recipe, *, url: str, folder: Path, resume: bool, stop:
                         recreate=partial(_create_run, store, recipe, model_path),
                     )
 
-        await _work(work(), "the learner", bad_input=lambda: (_model_error(),))
+        await _work(work(), "the learner", bad_input=lambda: (_model_error(), LaunchError))
     finally:
         await store.close()
 
@@ -108,16 +121,42 @@ async def learner_rank(recipe: Recipe, *, url: str, rank: int, meeting: Path) ->
     """Be one of the other ranks of a learner, whose rank 0 has created the run and waits at `meeting`."""
     from asyncrl.learners.rank import follow
 
+    async with _joined(recipe, url, neighbours=recipe.learner.ranks) as (buffer, model_path):
+        ranks = await asyncio.to_thread(meet_in, meeting, recipe, rank)
+        await _work(follow(recipe, buffer, ranks, model_path=model_path), f"learner rank {rank}", bad_input=tuple)
+        ranks.close()
+
+
+async def launched_rank(recipe: Recipe, *, url: str, launch: Launch, stop: asyncio.Event) -> None:
+    """Be one of the other ranks of a learner whose ranks torchrun has started. `stop` is passed on to rank 0, which
+    decides when all of them end.
+
+    Raises RunNotFound, BufferError, ModelError, LaunchError before the work, RunFailed after; rank 0 is told.
+    """
+
+    async def work() -> None:
+        async with launched_ranks(recipe, launch, stop=stop) as ranks:
+            from asyncrl.learners.rank import follow
+
+            if ranks is not None:  # rank 0 has created the run
+                async with _joined(recipe, url, neighbours=launch.local_size) as (buffer, model_path):
+                    await follow(recipe, buffer, ranks, model_path=model_path)
+
+    bad_input = (RunNotFound, BufferError, models.ModelError, LaunchError)
+    await _work(work(), f"learner rank {launch.rank}", bad_input=lambda: (*bad_input, _model_error()))
+
+
+@asynccontextmanager
+async def _joined(recipe: Recipe, url: str, *, neighbours: int) -> AsyncIterator[tuple[RedisBuffer, Path]]:
+    """What one of the other ranks works with: the run, and the model's folder here. neighbours: ranks on this host."""
     store = await open_store(url)
     try:
         model_path = await asyncio.to_thread(models.resolve, recipe)
-        use_threads(model_path, recipe.learner.ranks)
+        use_threads(model_path, neighbours)
         buffer = await store.find_run(recipe.run.name)
         if buffer is None:
             raise RunNotFound(f"the store at {masked(url)} has no run {recipe.run.name!r}")
-        ranks = await asyncio.to_thread(meet, recipe, rank, meeting)
-        await _work(follow(recipe, buffer, ranks, model_path=model_path), f"learner rank {rank}", bad_input=tuple)
-        ranks.close()
+        yield buffer, model_path
     finally:
         await store.close()
 
@@ -130,6 +169,7 @@ async def collector(
     `overrides`: `--set` texts for keys of this host. Raises RunNotFound, RecipeError, BufferError, ModelError before
     the work, RunFailed after.
     """
+    use_only(None)  # which GPUs, only the recipe says: nobody may have asked CUDA for them before
     from asyncrl.collectors.service import collect
 
     found = await _wait_for_run(url, run, wait_s, stop)
@@ -138,6 +178,7 @@ async def collector(
     store, buffer = found
     try:
         recipe = recipe_from_document(buffer.recipe, overrides=overrides)
+        use_devices("collector.devices", recipe.collector.devices)
         engine_package.check(recipe.collector.engine)
         model_path: Path | None = None
         if not isinstance(recipe.collector.engine, SimulatedEngine):
@@ -169,7 +210,6 @@ async def show_steps(recipe: Recipe, folder: Path, *, resume: bool) -> None:
             await asyncio.sleep(SHOW_S)
     finally:
         for record in metrics.read():
-    use_only(None)  # which GPUs, only the recipe says: nobody may have asked CUDA for them before
             console.on_record(record)
         for line in await sinks.close():
             console.note(line)
@@ -178,7 +218,6 @@ async def show_steps(recipe: Recipe, folder: Path, *, resume: bool) -> None:
 
 def default_name() -> str:
     """A collector's name where none is given: unique among the processes of all hosts."""
-        use_devices("collector.devices", recipe.collector.devices)
     return f"{socket.gethostname()}-{os.getpid()}"
 
 
@@ -259,12 +298,6 @@ async def _work(work: Awaitable[None], what: str, *, bad_input: Callable[[], tup
         raise RunFailed(f"{what} failed: {type(error).__name__}: {error}") from error
 
 
-def use_threads(model_path: Path | None, ranks: int = 1, *, deterministic: bool = False) -> None:
-    """Give torch in this process the threads that suit the model (`models.threads`), shared by a learner's ranks; with
-    `deterministic` one, since several add in an order of their own."""
-    import torch
-
-    torch.set_num_threads(1 if deterministic else max(1, models.threads(model_path) // ranks))
 def use_devices(key: str, devices: Sequence[int] | None) -> None:
     """Have this process, and those that it starts, see these GPUs only; None: all. Raises RecipeError if torch does not
     find them."""
@@ -280,3 +313,9 @@ def use_devices(key: str, devices: Sequence[int] | None) -> None:
         )
 
 
+def use_threads(model_path: Path | None, ranks: int = 1, *, deterministic: bool = False) -> None:
+    """Give torch in this process the threads that suit the model (`models.threads`), shared by a learner's ranks; with
+    `deterministic` one, since several add in an order of their own."""
+    import torch
+
+    torch.set_num_threads(1 if deterministic else max(1, models.threads(model_path) // ranks))

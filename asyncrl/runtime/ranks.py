@@ -1,4 +1,5 @@
-"""The other ranks of a learner: processes that rank 0 starts, watches and ends.
+"""The other ranks of a learner on one host: processes that rank 0 starts, watches and ends (`launched.py`: those that
+torchrun starts).
 
 They are tied to it like all children of a run. The end of one, whatever the reason, ends the others at once: what they
 have open to rank 0 closes with them, so that no collective of its own waits for a rank that will not come.
@@ -25,7 +26,7 @@ from asyncrl.learners.lost import RankLost
 from asyncrl.runtime.children import Child, how_it_ended
 
 if TYPE_CHECKING:
-    from asyncrl.learners.parallel import Ranks, Sharded
+    from asyncrl.learners.parallel import Meeting, Ranks, Sharded, Watch
 
 MEET_S = 300.0
 """For the others to import torch and reach the meeting, however busy the host is."""
@@ -62,7 +63,7 @@ async def ranks_of(recipe: Recipe, *, url: str, folder: Path, stop: asyncio.Even
             if not await processes.met(stop):
                 yield None
                 return
-            ranks = await asyncio.to_thread(meet, recipe, 0, Path(meeting), processes)
+            ranks = await asyncio.to_thread(meet_in, Path(meeting), recipe, 0, processes)
             try:
                 yield ranks
             except Exception as error:
@@ -76,12 +77,19 @@ async def ranks_of(recipe: Recipe, *, url: str, folder: Path, stop: asyncio.Even
             await processes.kill()
 
 
-def meet(recipe: Recipe, rank: int, meeting: Path, watch: RankProcesses | None = None) -> Sharded:
-    """Become one of the ranks that come to `meeting`. Blocks."""
-    from asyncrl.learners.parallel import Sharded
+def meet_in(folder: Path, recipe: Recipe, rank: int, watch: RankProcesses | None = None) -> Sharded:
+    """Become one of the ranks of this host that come to `folder`. Blocks."""
+    from asyncrl.learners.parallel import in_folder
 
     if rank > 0:
-        (meeting / str(rank)).touch()
+        (folder / str(rank)).touch()
+    return sharded(recipe, rank, in_folder(folder, rank, recipe.learner.ranks), watch)
+
+
+def sharded(recipe: Recipe, rank: int, meeting: Meeting, watch: Watch | None) -> Sharded:
+    """Become one of the ranks that meet there, with the recipe's limits. Blocks."""
+    from asyncrl.learners.parallel import Sharded
+
     return Sharded(
         rank,
         recipe.learner.ranks,
@@ -135,7 +143,7 @@ class RankProcesses:
 
     async def cause(self, error: Exception) -> Exception:
         """RankLost if `error` of rank 0 comes from a rank that ended or does not answer, else `error`."""
-        if isinstance(error, RankLost) or not _may_be_of_a_collective(error):
+        if isinstance(error, RankLost) or not may_be_of_a_collective(error):
             return error
         await asyncio.wait([child.exited for child in self._children], timeout=NOTICE_S, return_when=FIRST_COMPLETED)
         if self._lost:
@@ -170,7 +178,7 @@ class RankProcesses:
             other.signal_group(signal.SIGKILL)
 
 
-def _may_be_of_a_collective(error: Exception) -> bool:
+def may_be_of_a_collective(error: Exception) -> bool:
     """torch raises RuntimeError, or classes of its own made from it, for what goes wrong between ranks."""
     return isinstance(error, RuntimeError) and type(error).__module__.partition(".")[0] in ("builtins", "torch")
 

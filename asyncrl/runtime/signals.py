@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Awaitable, Callable
 from types import FrameType
 from typing import NoReturn
@@ -19,13 +20,15 @@ log = logging.getLogger(__name__)
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-def run(main: Callable[[asyncio.Event], Awaitable[int]], *, grace_s: float) -> int:
+def run(main: Callable[[asyncio.Event], Awaitable[int]], *, grace_s: float, echo_s: float = 0.0) -> int:
     """Run `main(stop)` on uvloop and return its exit code; 128 + the signal's number if one asked it to stop.
 
     `stop` is set by the first signal; `main` then has `grace_s` seconds. After them, or at a second signal, the process
-    ends on the spot, with every child it has. Call it from the main thread.
+    ends on the spot, with every child it has. echo_s: others that come so soon after the first are the same one: a
+    scheduler signals every process of a job, and a launcher passes on what it was sent. Call it from the main thread.
     """
     received: list[int] = []
+    first_at = 0.0
     limit: list[threading.Timer] = []
 
     async def guarded() -> int:
@@ -35,9 +38,13 @@ def run(main: Callable[[asyncio.Event], Awaitable[int]], *, grace_s: float) -> i
         # Plain handlers, not loop.add_signal_handler: the second signal must also end a process whose loop is blocked
         # by a long step, and so must the timer, which therefore is a thread.
         def on_signal(number: int, _frame: FrameType | None) -> None:
+            nonlocal first_at
+            if received and time.monotonic() - first_at < echo_s:
+                return
             if received:
                 end_now(received[0], f"second signal ({signal.Signals(number).name})")
             received.append(number)
+            first_at = time.monotonic()
             log.info("%s: stopping within %.0f s", signal.Signals(number).name, grace_s)
             timer = threading.Timer(grace_s, end_now, (number, f"not stopped after {grace_s:.0f} s of grace"))
             timer.daemon = True

@@ -17,7 +17,7 @@ from asyncrl.config.recipe import Buffer, Learner, Recipe
 from asyncrl.learners import step as learner
 from asyncrl.learners.advantages import scaled
 from asyncrl.learners.optimize import Optimizer
-from asyncrl.learners.parallel import Ranks, Sharded
+from asyncrl.learners.parallel import Ranks, Sharded, in_folder
 from asyncrl.learners.shares import share_of
 from asyncrl.learners.step import accumulate, train_step
 from asyncrl.learners.trained import load_trained
@@ -121,7 +121,7 @@ def weights(ranks: Ranks, model: Any, whole: Any) -> dict[str, torch.Tensor]:
 def main() -> None:
     rank, size, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
     torch.set_num_threads(1)
-    ranks = Sharded(rank, size, meeting=folder / "meeting", step_s=LIMIT_S, silence_s=LIMIT_S)
+    ranks = Sharded(rank, size, meeting=in_folder(folder / "meeting", rank, size), step_s=LIMIT_S, silence_s=LIMIT_S)
     found = outcome(ranks, folder)
     if rank == 0:
         torch.save(found, folder / "outcome.pt")

@@ -18,7 +18,7 @@ from asyncrl.learners import gathering
 from asyncrl.learners.gathering import merged
 from asyncrl.learners.lora import in_dtype, served_weights
 from asyncrl.learners.model import load_model
-from asyncrl.learners.parallel import ALONE, Ranks, Sharded
+from asyncrl.learners.parallel import ALONE, Ranks, Sharded, in_folder
 from asyncrl.staleness import Weights
 from asyncrl.weights.image import Images
 from asyncrl.weights.manifest import Manifest
@@ -77,7 +77,7 @@ class Count:
 def main() -> None:
     rank, size, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
     torch.set_num_threads(1)
-    ranks = Sharded(rank, size, meeting=folder / "meeting", step_s=LIMIT_S, silence_s=LIMIT_S)
+    ranks = Sharded(rank, size, meeting=in_folder(folder / "meeting", rank, size), step_s=LIMIT_S, silence_s=LIMIT_S)
     model, whole = trained(ranks, folder)
     count = Count()
     manifests, peaks = [], []

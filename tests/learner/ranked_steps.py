@@ -16,7 +16,7 @@ import torch
 from asyncrl.config.recipe import Buffer, Learner, Lora, Model, Objective, Recipe
 from asyncrl.learners.lora import served_weights
 from asyncrl.learners.optimize import Optimizer
-from asyncrl.learners.parallel import Ranks, Sharded
+from asyncrl.learners.parallel import Ranks, Sharded, in_folder
 from asyncrl.learners.parameters import Parameters
 from asyncrl.learners.shares import (
     as_message,
@@ -226,7 +226,9 @@ def _weights(ranks: Ranks, model: Any, whole: Any) -> dict[str, torch.Tensor]:
 def main() -> None:
     rank, size, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
     torch.set_num_threads(1)
-    ranks = Sharded(rank, size, meeting=folder / f"meeting-{size}", step_s=LIMIT_S, silence_s=LIMIT_S)
+    ranks = Sharded(
+        rank, size, meeting=in_folder(folder / f"meeting-{size}", rank, size), step_s=LIMIT_S, silence_s=LIMIT_S
+    )
     found = outcome(ranks, folder)
     if rank == 0:
         torch.save(found, folder / f"outcome-{size}.pt")

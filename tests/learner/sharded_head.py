@@ -13,7 +13,7 @@ import torch
 from asyncrl.learners import predictions
 from asyncrl.learners.forward import token_predictions
 from asyncrl.learners.model import load_model
-from asyncrl.learners.parallel import Ranks, Sharded
+from asyncrl.learners.parallel import Ranks, Sharded, in_folder
 
 LIMIT_S = 120.0
 PASSES = 4
@@ -42,7 +42,7 @@ def main() -> None:
     rank, size, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
     torch.set_num_threads(1)
     by_blocks()
-    ranks = Sharded(rank, size, meeting=folder / "meeting", step_s=LIMIT_S, silence_s=LIMIT_S)
+    ranks = Sharded(rank, size, meeting=in_folder(folder / "meeting", rank, size), step_s=LIMIT_S, silence_s=LIMIT_S)
     found = gradients(ranks, folder)
     if rank == 0:
         torch.save(found, folder / "gradients.pt")

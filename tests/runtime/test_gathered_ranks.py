@@ -12,7 +12,7 @@ import torch
 from asyncrl.config.recipe import Learner, Recipe, Run
 from asyncrl.learners import gathering
 from asyncrl.learners.lost import RankLost
-from asyncrl.learners.parallel import Sharded
+from asyncrl.learners.parallel import Sharded, in_folder
 from asyncrl.runtime import children
 from asyncrl.runtime.ranks import RankProcesses
 from asyncrl.staleness import Weights
@@ -25,10 +25,10 @@ RANK = """
 import os, pathlib, signal, sys
 import torch
 from asyncrl.learners import gathering
-from asyncrl.learners.parallel import Sharded
+from asyncrl.learners.parallel import Sharded, in_folder
 come = pathlib.Path(sys.argv[1])
 come.touch()
-ranks = Sharded(1, 2, meeting=come.parent, step_s=60.0, silence_s=60.0)
+ranks = Sharded(1, 2, meeting=in_folder(come.parent, 1, 2), step_s=60.0, silence_s=60.0)
 model = torch.nn.Linear(64, 64)
 ranks.shard(model)
 gathering.BUCKET_BYTES, made, make = 256, [], gathering.buffer
@@ -62,7 +62,13 @@ async def test_a_rank_that_is_killed_while_weights_are_gathered_is_named(
         await processes.start(Recipe(run=Run(name="ranks"), learner=Learner(ranks=2)), "redis://nowhere")
         assert await asyncio.wait_for(processes.met(asyncio.Event()), LIMIT_S)
         ranks = await asyncio.to_thread(
-            Sharded, 0, 2, meeting=tmp_path / "meeting", step_s=LIMIT_S, silence_s=LIMIT_S, watch=processes
+            Sharded,
+            0,
+            2,
+            meeting=in_folder(tmp_path / "meeting", 0, 2),
+            step_s=LIMIT_S,
+            silence_s=LIMIT_S,
+            watch=processes,
         )
         model = torch.nn.Linear(64, 64)
         ranks.shard(model)  # type: ignore[arg-type]  # a module is all it needs
