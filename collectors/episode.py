@@ -26,7 +26,8 @@ class EpisodeLost(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Episode:
-    """What is played. `run`: what seeds are a function of, with ordinal, attempt, member and turn."""
+    """What is played. `run`: what seeds are a function of, with ordinal, attempt, member and turn.
+    `same_draws`: not of the attempt, nor of `again` (`run.deterministic`)."""
 
     prompt: Prompt
     group: str  # unique among what runs
@@ -35,7 +36,8 @@ class Episode:
     attempt: int
     member: int
     sampling: Sampling
-    again: int = 0  # how often it was lost (EpisodeLost) and begun again, with other seeds
+    again: int = 0  # how often it was lost (EpisodeLost) and begun again
+    same_draws: bool = False
 
     @property
     def id(self) -> str:
@@ -55,18 +57,34 @@ class Episode:
             session=self.id,
             token_ids=self.prompt.token_ids if token_ids is None else tuple(token_ids),
             sampling=sampling,
-            seed=request_seed(self.run, self.ordinal, self.attempt, self.member, turn, again=self.again),
+            seed=self._seed(turn),
             ticket=self.ordinal,
             member=self.member,
         )
 
+    def _seed(self, turn: int) -> int:
+        attempt, again = (0, 0) if self.same_draws else (self.attempt, self.again)
+        return request_seed(self.run, self.ordinal, attempt, self.member, turn, again=again)
+
 
 def episodes(
-    prompt: Prompt, sampling: Sampling, *, run: str, ordinal: int, attempt: int, group_size: int
+    prompt: Prompt,
+    sampling: Sampling,
+    *,
+    run: str,
+    ordinal: int,
+    attempt: int,
+    group_size: int,
+    same_draws: bool = False,
 ) -> tuple[Episode, ...]:
-    """The members of a ticket's group. Another attempt has other seeds: it is another sample of the same prompt."""
+    """The members of a ticket's group. Another attempt has other seeds: it is another sample of the same prompt.
+
+    same_draws: it has the same ones, so that the same weights give the same answers. The price: what cannot end in time
+    under these draws cannot at the next attempt either, and the ticket ends as `poison` after as many as it may lose.
+    """
     return tuple(
-        Episode(prompt, f"{ordinal}.{attempt}", run, ordinal, attempt, member, sampling) for member in range(group_size)
+        Episode(prompt, f"{ordinal}.{attempt}", run, ordinal, attempt, member, sampling, same_draws=same_draws)
+        for member in range(group_size)
     )
 
 

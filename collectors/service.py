@@ -308,6 +308,7 @@ class Session:
             ordinal=ticket.ordinal,
             attempt=ticket.attempt,
             group_size=self.recipe.collector.group_size,
+            same_draws=self.recipe.run.deterministic,
         )
         may = partial(le, ticket.issued_for)  # what the store was promised
         seats = Seats(self.fleet, may=may, wait_s=self.recipe.collector.group_timeout_s)

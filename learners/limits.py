@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from asyncrl.buffers.limits import Limits
-from asyncrl.config.derived import fresh_per_step, group_bytes
+from asyncrl.config.derived import fresh_per_step, group_bytes, lookahead
 from asyncrl.config.recipe import Recipe
 from asyncrl.config.sizes import size_bytes
 
@@ -16,7 +16,7 @@ def limits_of(recipe: Recipe, *, max_length: int) -> Limits:
         groups_per_step=recipe.learner.groups_per_step,
         max_steps=recipe.run.max_steps,
         over_age=recipe.buffer.over_age,
-        lookahead=recipe.buffer.lookahead,
+        lookahead=lookahead(recipe),
         publish_every=recipe.weights.publish_every,
         group_bytes=group_bytes(recipe, max_length=max_length),
         max_bytes=size_bytes(recipe.buffer.max_bytes),

@@ -91,6 +91,8 @@ class Trainer:
             state = checkpoint.training_state()
             optimizer.load_state_dict(state["optimizer"])
             restore(state["rng"], ranks.rank, model.device)
+        else:  # torch seeds each process anew
+            torch.manual_seed(recipe.run.seed + ranks.rank)
         history = None
         if recipe.objective.proximal == "behaviour-version":
             history = History(

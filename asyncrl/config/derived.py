@@ -19,6 +19,12 @@ GROUPS_PER_SLOT = 4
 for a tool or a score has none: with so many the engines stay busy where three quarters of an episode are such waits. If
 they all want to go on at once, each waits for three others."""
 
+LOOKAHEAD = 1.5
+"""x groups_per_step oldest tickets that a step chooses from: the learner need not wait for the slowest of them."""
+
+IN_ORDER = 1.0
+"""The lookahead under which a step trains the oldest tickets, whichever come first: their batches are the same in every
+run of the recipe."""
 
 MOST_ENDS = 16
 """Tokens that may end a model's answer; models have one to three. Before `min_tokens` the record says of each token
@@ -29,13 +35,15 @@ that it was none of them."""
 class Derived:
     """trajectories_per_step: groups x members. groups_per_update: "5", or "5 or 6" of 16 by 3. engine_slots: requests
     one engine decodes at once. most_groups: in work at once in a collector. max_bytes: `buffer.max_bytes` in bytes.
-    group_bytes: reserved with each ticket; without `model.max_length`, which then only the model knows, the least it
-    can be. reserved_bytes: of a full window, (k + 1) x B groups. fresh_per_step: see the function of that name."""
+    lookahead: see the function of that name. group_bytes: reserved with each ticket; without `model.max_length`, which
+    then only the model knows, the least it can be. reserved_bytes: of a full window, (k + 1) x B groups.
+    fresh_per_step: see the function of that name."""
 
     trajectories_per_step: int
     groups_per_update: str
     engine_slots: int
     most_groups: int
+    lookahead: float
     max_bytes: int
     group_bytes: int
     reserved_bytes: int
@@ -65,11 +73,19 @@ def derive(recipe: Recipe) -> Derived:
         most_groups=GROUPS_PER_SLOT * math.ceil(collector.engines * slots / collector.group_size)
         if collector.max_concurrent_groups == "auto"
         else collector.max_concurrent_groups,
+        lookahead=lookahead(recipe),
         max_bytes=size_bytes(buffer.max_bytes),
         group_bytes=reserved,
         reserved_bytes=window * reserved,
         fresh_per_step=fresh_per_step(recipe),
     )
+
+
+def lookahead(recipe: Recipe) -> float:
+    """`buffer.lookahead`, unless the recipe leaves it open: strictly in order where it is to be deterministic."""
+    if recipe.buffer.lookahead is not None:
+        return recipe.buffer.lookahead
+    return IN_ORDER if recipe.run.deterministic else LOOKAHEAD
 
 
 def group_bytes(recipe: Recipe, *, max_length: int) -> int:

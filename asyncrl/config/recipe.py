@@ -27,7 +27,7 @@ class Run(Section, frozen=True, kw_only=True):
     output_dir: str | None = None  # the run's own folder, new or empty; null: runs/<name>-<date>-<n>
     max_steps: Positive = 60  # learner steps
     seed: NonNegative = 0  # order of prompts, sampling and the warm start of builtin:tiny are functions of it
-    deterministic: bool = False  # one thread and sums in a fixed order: a step can be replayed bit for bit
+    deterministic: bool = False  # the same bits again, also after a kill: see `docs/running.md`
     grace_s: Seconds = 60.0  # what the first SIGINT or SIGTERM leaves for a checkpoint
     no_progress_s: Seconds = 1800.0  # no step for so long ends the run, with the name of what it waits for
 
@@ -122,7 +122,7 @@ class Buffer(Section, frozen=True, kw_only=True):
     min_fresh: Annotated[float, Meta(ge=0, le=1)] = 0.0  # share of every batch that no step has trained; 0 = any
     dynamic_sampling: bool = False  # groups whose rewards are all equal are left out, and others take their place
     max_empty_fills: Positive = 10  # x groups_per_step groups left out in a row, without one kept, end the run
-    lookahead: Annotated[float, Meta(ge=1, le=2)] = 1.5  # x groups_per_step oldest tickets the learner chooses from
+    lookahead: Annotated[float, Meta(ge=1, le=2)] | None = None  # x groups_per_step oldest tickets in sight; null: 1.5
     max_bytes: str | int = "4GiB"  # payloads held, reserved and kept for a rewind
 
 

@@ -11,7 +11,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap, CommentedSeq
 from ruamel.yaml.representer import RoundTripRepresenter
 
-from asyncrl.config.derived import derive, given_slots
+from asyncrl.config.derived import IN_ORDER, derive, given_slots
 from asyncrl.config.recipe import Recipe, VllmEngine, to_builtins
 from asyncrl.config.secrets import masked
 from asyncrl.config.sft import SftRecipe
@@ -85,6 +85,9 @@ def _note_derived(tree: CommentedMap, recipe: Recipe) -> None:
         f"{derived.max_bytes} bytes; a full window reserves {'' if recipe.model.max_length else 'at least '}"
         f"{derived.reserved_bytes}, {derived.group_bytes} a group",
     )
+    if recipe.buffer.lookahead is None:
+        order = ", strictly in order" if derived.lookahead == IN_ORDER else ""
+        _note(tree["buffer"], "lookahead", f"{derived.lookahead:g}{order}")
     if recipe.buffer.dynamic_sampling:
         empty = recipe.buffer.max_empty_fills * recipe.learner.groups_per_step
         _note(tree["buffer"], "max_empty_fills", f"{empty} groups in a row")

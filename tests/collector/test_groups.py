@@ -38,6 +38,20 @@ def requests(ordinal=4, attempt=1, *, run="run/0"):
     return [episode.request() for episode in members(ordinal, attempt, run=run)]
 
 
+def test_another_attempt_is_another_sample_unless_the_draws_are_to_be_the_same():
+    def seeds(attempt, *, same_draws):
+        one, _ = episodes(
+            PROMPT, Sampling(), run="r/0", ordinal=4, attempt=attempt, group_size=2, same_draws=same_draws
+        )
+        return [episode.request(turn).seed for episode in (one, dataclasses.replace(one, again=1)) for turn in (0, 1)]
+
+    assert len({*seeds(0, same_draws=False), *seeds(1, same_draws=False)}) == 8
+    first = seeds(0, same_draws=True)
+    assert seeds(1, same_draws=True) == first
+    assert first[:2] == first[2:]
+    assert first[:2] == seeds(0, same_draws=False)[:2], "the draws of a run that is not disturbed"
+
+
 def completion(*spans: tuple[int, int], reason="stop"):
     """One stretch per (version, tokens)."""
     stretches, at = [], 0

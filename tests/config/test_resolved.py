@@ -121,7 +121,7 @@ def test_the_resolved_text_names_every_key_and_marks_what_is_derived(load: Load)
     assert "secret" not in text
     assert text.startswith("# extends tiny-reverse, merged in below\n")
     derived = [line.split("#")[0].split(":")[0].strip() for line in text.splitlines() if "# derived: " in line]
-    assert derived == ["output_dir", "max_bytes", "slots", "max_concurrent_groups", "groups_per_step"]
+    assert derived == ["output_dir", "lookahead", "max_bytes", "slots", "max_concurrent_groups", "groups_per_step"]
     assert "output_dir: null  # derived: runs/x-1\n" in resolved_yaml(loaded.recipe, run_folder="runs/x-1")
 
 
@@ -139,7 +139,7 @@ def test_a_preset_that_follows_from_the_age_is_marked_and_one_that_is_named_is_n
 def test_what_follows_from_filters_and_uses_is_said_where_they_are_set(load: Load) -> None:
     text = resolved_yaml(load("buffer: {dynamic_sampling: true, max_uses: 2}\ncollector: {min_members: 6}").recipe)
     assert "max_uses: 2  # derived: 8 of a step's 16 groups are fresh, or more\n" in text
-    assert "max_empty_fills: 10  # derived: 160 groups in a row\n" in text
+    assert "max_empty_fills: 10 # derived: 160 groups in a row\n" in text
     assert "min_members: 6  # derived: of 8\n" in text
     assert "min_fresh: 0.0\n" in text
     assert "updates_per_step: 1\n" in text
@@ -169,6 +169,17 @@ def test_derived_numbers_follow_from_the_recipe(load: Load) -> None:
     one = load("run: {deterministic: true}", flags={"max_trajectory_age": 0})
     assert derive(one.recipe).engine_slots == 1
     assert derive(load("run: {deterministic: true}").recipe).engine_slots == 256
+
+
+def test_what_is_to_be_deterministic_is_trained_in_order_unless_the_recipe_says_otherwise(load: Load) -> None:
+    def shown(text: str) -> tuple[float, str]:
+        loaded = load(text)
+        line = next(line for line in resolved_yaml(loaded.recipe).splitlines() if "lookahead" in line)
+        return derive(loaded.recipe).lookahead, line.strip()
+
+    assert shown("run: {deterministic: true}") == (1.0, "lookahead: null # derived: 1, strictly in order")
+    assert shown("") == (1.5, "lookahead: null # derived: 1.5")
+    assert shown("run: {deterministic: true}\nbuffer: {lookahead: 2}") == (2.0, "lookahead: 2.0")
 
 
 def test_the_hash_is_of_what_the_run_is_not_of_where_it_lies(load: Load) -> None:
