@@ -16,7 +16,7 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -133,19 +133,21 @@ def prune(
     keep_last: int,
     keep_best: int = 0,
     keep_every: int | None = None,
-    success: Mapping[Weights, float | None] | None = None,
+    success: Callable[[Weights], float | None] = lambda _: None,
 ) -> Kept:
     """Remove all that `retention.kept` does not name, which it returns, and what has no readable manifest. Called right
-    after one was written, which is the newest and sound. What cannot be removed is logged and stays."""
+    after one was written, which is the newest and sound. success: of a version's evaluation, None if there is none.
+    What cannot be removed is logged and stays."""
     folders = {folder: weights_in(folder) for folder in _by_age(checkpoints)}
+    saved = [name for name in folders.values() if name is not None]
     keep = kept(
-        (name for name in folders.values() if name is not None),
+        saved,
         lineages=lineages,
         current=current,
         keep_last=keep_last,
         keep_best=keep_best,
         keep_every=keep_every,
-        success=success,
+        success={name: success(name) for name in saved} if keep_best else {},
     )
     for folder, name in folders.items():
         if name is not None and name in keep:

@@ -45,7 +45,7 @@ class Evaluations:
         until the next call, and then counts as skipped."""
         await self._skip(self._before)
         self._before = self._waiting
-        name = f"eval-{weights.lineage}-{weights.version}"
+        name = _name(weights)
         request = {"id": name, "weights": list(weights), "prompts": self._prompts, "samples": 1}
         await self._buffer.request_evaluation(request)
         self._waiting = asyncio.create_task(self._receive(name, weights), name=name)
@@ -96,6 +96,16 @@ class Evaluations:
         self._metrics.write({**event, **facts, "path": str(path)})
 
 
+def success_of(folder: Path, weights: Weights) -> float | None:
+    """What the evaluation of exactly these weights came to; None if there is none, or nothing was scored."""
+    try:
+        result = json.loads((folder / f"{_name(weights)}.json").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    success: float | None = result["success"]
+    return success
+
+
 def stored_evaluations(folder: Path) -> dict[Weights, Mapping[str, Any]]:
     """Every evaluation of a run folder, by the weights that were evaluated, oldest first."""
     found = {}
@@ -103,3 +113,7 @@ def stored_evaluations(folder: Path) -> dict[Weights, Mapping[str, Any]]:
         if match := _FILE.fullmatch(path.name):
             found[Weights(int(match[1]), int(match[2]))] = json.loads(path.read_text(encoding="utf-8"))
     return dict(sorted(found.items()))
+
+
+def _name(weights: Weights) -> str:
+    return f"eval-{weights.lineage}-{weights.version}"

@@ -35,7 +35,7 @@ from asyncrl.learners.commands import Begin, Gather, Train
 from asyncrl.learners.costs import empty_fills, step_costs, use_metrics, weights_costs
 from asyncrl.learners.damage import sound_groups
 from asyncrl.learners.diagnostics import step_metrics
-from asyncrl.learners.evaluation import Evaluations, stored_evaluations
+from asyncrl.learners.evaluation import Evaluations, stored_evaluations, success_of
 from asyncrl.learners.gathering import merged
 from asyncrl.learners.lasting import LastingBuffer, LeaseGone
 from asyncrl.learners.ledger import move_settled
@@ -471,7 +471,6 @@ class _Learner:
         """A checkpoint is on the disk: what it makes superfluous goes, here and in the store. Training may have gone on
         meanwhile; all this is about the snapshot's version."""
         config, weights = self.recipe.learner.checkpoint, saved.snapshot.weights
-        evaluated = await asyncio.to_thread(stored_evaluations, self.run_dir / "eval") if config.keep_best else {}
         kept = await asyncio.to_thread(
             checkpoints.prune,
             saved.path.parent,
@@ -480,7 +479,7 @@ class _Learner:
             keep_last=config.keep_last,
             keep_best=config.keep_best,
             keep_every=config.keep_every,
-            success={name: result.get("success") for name, result in evaluated.items()},
+            success=partial(success_of, self.run_dir / "eval"),
         )
         oldest = kept.newest[-1]
         # After the older ones are gone: what only they could bring back is then settled.

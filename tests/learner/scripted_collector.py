@@ -82,7 +82,9 @@ class ScriptedCollector:
                 continue
             if beat.phase == "ended":
                 return
-            if beat.evaluation is not None and await self.buffer.claim_evaluation(self.member, beat.evaluation["id"]):
+            asked = None if beat.evaluation is None else Weights(*beat.evaluation["weights"])
+            known = asked is not None and asked in (self.serving, beat.announced)  # it may be asked for before it comes
+            if known and await self.buffer.claim_evaluation(self.member, beat.evaluation["id"]):
                 if self.serving != Weights(*beat.evaluation["weights"]):
                     await self.activate()
                 await self.evaluate(beat.evaluation)
