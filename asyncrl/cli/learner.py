@@ -81,7 +81,9 @@ def learner(
         )
     if launch is not None and launch.rank > 0:
         return _launched_rank(loaded.recipe, url, launch)
-    plan = asyncio.run(check(loaded.recipe, url=url, resume=previous is not None, collects=False))
+    neighbours = None if launch is None else launch.local_size
+    checks = check(loaded.recipe, url=url, resume=previous is not None, collects=False, neighbours=neighbours)
+    plan = asyncio.run(checks)
     warn_of(plan)
     with folders.opened(loaded, previous) as folder:
         click.echo(plan.line())

@@ -20,6 +20,10 @@ COMMANDS = {
     "export": ("asyncrl.cli.export", "A run's weights for transformers, vLLM or peft, with a model card."),
     "status": ("asyncrl.cli.status", "Where a run is, and who waits for whom."),
     "buffer": ("asyncrl.cli.buffer", "Serve a store; look into a run's buffer; audit its ledger."),
+    "plan": (
+        "asyncrl.cli.plan",
+        "Whether a run fits into the memory of a machine, part by part; exit code 2 if it does not.",
+    ),
     "doctor": ("asyncrl.cli.doctor", "Look at this machine and at a store before they matter."),
     "bench": ("asyncrl.cli.bench", "Benchmarks against targets."),
 }

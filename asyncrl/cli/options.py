@@ -18,6 +18,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 RESUMABLE = (
     "buffer.url",
+    "collector.devices",
+    "learner.devices",
     "learner.ranks",
     "learner.updates_per_step",
     "model.path",
@@ -88,8 +90,10 @@ def recipe_of(
     overrides: Sequence[str] = (),
     max_trajectory_age: int | None = None,
     grace: float | None = None,
+    elsewhere: bool = False,
 ) -> Loaded:
-    """The recipe the options lead to; that of the folder `resumed`, if one is given."""
+    """The recipe the options lead to; that of the folder `resumed`, if one is given. elsewhere: it is not for this
+    machine, which need not have the files that it names."""
     from asyncrl.config.loading import load_recipe
 
     if grace is not None:
@@ -98,7 +102,8 @@ def recipe_of(
         if max_trajectory_age is not None:
             raise click.UsageError("--max-trajectory-age: a resumed run keeps its own")
         recipe = own_recipe(resumed, recipe, overrides, RESUMABLE)
-    return load_recipe(recipe, overrides=overrides, flags={"max_trajectory_age": max_trajectory_age})
+    flags = {"max_trajectory_age": max_trajectory_age}
+    return load_recipe(recipe, overrides=overrides, flags=flags, elsewhere=elsewhere)
 
 
 def own_recipe(resumed: Path, recipe: str | None, overrides: Sequence[str], resumable: Sequence[str]) -> str:
@@ -123,7 +128,7 @@ def print_summary(folder: Path) -> None:
         render(json.loads(summary.read_bytes()), terminal=sys.stdout.isatty(), file=sys.stdout)
 
 
-def warn_of(plan: Plan) -> None:
-    """Say on stderr where memory is close. Raises DoesNotFit."""
-    if warning := plan.check():
+def warn_of(plan: Plan, *, by_estimate: bool = False) -> None:
+    """Say on stderr where memory is close. Raises DoesNotFit, as `Plan.check`."""
+    if warning := plan.check(by_estimate=by_estimate):
         click.echo(warning, err=True)

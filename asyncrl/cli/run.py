@@ -12,6 +12,7 @@ from asyncrl.cli.errors import Failure
 from asyncrl.cli.options import age_option, grace_option, print_summary, recipe_of, resume_option, set_option, warn_of
 
 if TYPE_CHECKING:
+    from asyncrl.config.loading import Loaded
     from asyncrl.config.recipe import Recipe
 
 
@@ -20,33 +21,47 @@ if TYPE_CHECKING:
 @resume_option
 @age_option
 @set_option
-@click.option("--dry-run", is_flag=True, help="Check everything, print the resolved recipe, start nothing.")
+@click.option("--dry-run", is_flag=True, help="Check the recipe, print it resolved, start nothing.")
 @grace_option
 def run(recipe: str | None, resume: str | None, dry_run: bool, **options: Any) -> int:
     """Train: starts the store, a learner and a collector, shows how it goes, and ends them all.
 
-    RECIPE is a path or the name of a packaged recipe; left out: tiny-reverse.
+    RECIPE is a path or the name of a packaged recipe; left out: tiny-reverse. What this machine lacks of what it needs
+    is no error of --dry-run, but is said.
     """
     from asyncrl.runtime import folder as folders
 
     previous = folders.find(resume or None) if resume is not None else None
-    loaded = recipe_of(recipe, previous, **options)
+    loaded = recipe_of(recipe, previous, elsewhere=dry_run, **options)
     from asyncrl.runtime.preflight import EMBEDDED, check  # after the recipe, whose errors need not wait for it
 
-    url = loaded.recipe.buffer.url
-    plan = asyncio.run(check(loaded.recipe, url=None if url == EMBEDDED else url, resume=previous is not None))
+    url = None if loaded.recipe.buffer.url == EMBEDDED else loaded.recipe.buffer.url
     if dry_run:
-        from asyncrl.config.resolved import resolved_yaml
-
-        click.echo(resolved_yaml(loaded.recipe, names_preset=loaded.names_preset), nl=False)
-        for line in plan.table().splitlines():
-            click.echo(f"# {line}")
-        warn_of(plan)
-        return 0
+        return _dry_run(loaded, url, resume=previous is not None)
+    plan = asyncio.run(check(loaded.recipe, url=url, resume=previous is not None))
     warn_of(plan)
     with folders.opened(loaded, previous) as folder:
         click.echo(plan.line())
         return _supervise(loaded.recipe, folder, resume=previous is not None)
+
+
+def _dry_run(loaded: Loaded, url: str | None, *, resume: bool) -> int:
+    from asyncrl.config.resolved import resolved_yaml
+    from asyncrl.runtime.planner import DoesNotFit
+    from asyncrl.runtime.preflight import survey
+
+    plan, lacks = asyncio.run(survey(loaded.recipe, url=url, resume=resume))
+    click.echo(resolved_yaml(loaded.recipe, names_preset=loaded.names_preset), nl=False)
+    for line in ("" if plan is None else plan.table()).splitlines():
+        click.echo(f"# {line}")
+    try:
+        if plan is not None:
+            warn_of(plan)
+    except DoesNotFit as error:
+        lacks.append(str(error))
+    for lack in lacks:
+        click.echo(f"not here: {lack}", err=True)
+    return 0
 
 
 def _supervise(recipe: Recipe, folder: Path, *, resume: bool) -> int:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -62,13 +64,22 @@ def check(recipe: Recipe) -> None:
 
 def check_files(recipe: Recipe) -> None:
     """Raise RecipeError where the recipe names a data file, model folder or interface that is not on this machine."""
+    for missing in missing_files(recipe):
+        raise missing
+
+
+def missing_files(recipe: Recipe) -> Iterator[RecipeError]:
+    """What `check_files` raises, one after the other."""
+    checks: list[Callable[[], None]] = []
     if isinstance(recipe.task, SingleTurnTask | AgentTask):
-        for name in ("train", "heldout"):
-            path = getattr(recipe.task.data, name)
-            if path is not None:
-                check_data_file(f"task.data.{name}", path)
-    check_model_folder(recipe.model)
-    _check_interface(recipe.weights)
+        named = ((name, getattr(recipe.task.data, name)) for name in ("train", "heldout"))
+        checks += [partial(check_data_file, f"task.data.{name}", path) for name, path in named if path is not None]
+    checks += [partial(check_model_folder, recipe.model), partial(_check_interface, recipe.weights)]
+    for check_one in checks:
+        try:
+            check_one()
+        except RecipeError as error:
+            yield error
 
 
 def check_data_file(key: str, path: str) -> None:

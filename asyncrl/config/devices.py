@@ -75,16 +75,15 @@ def computes_here(recipe: Recipe) -> bool:
     return isinstance(recipe.collector.engine, TransformersEngine | VllmEngine)
 
 
-def placed(recipe: Recipe, gpus: int, *, learns: bool = True, collects: bool = True) -> Placement:
-    """Where a host with `gpus` GPUs computes. learns, collects: whether the learner and a collector are on it.
+def placed(recipe: Recipe, gpus: int, *, ranks: int, collects: bool) -> Placement:
+    """Where a host with `gpus` GPUs computes. ranks: of the learner, on this host; collects: a collector is on it.
 
-    What the recipe leaves open: the learner's ranks have the first GPUs, one each, and the collector's engines those
-    that are left over, one each or as many on each; one rank shares its GPU where none is left. Raises RecipeError: the
-    host has too few.
+    What the recipe leaves open: the ranks have the first GPUs, one each, and the engines those that are left over, one
+    each or as many on each; one rank shares its GPU where none is left. Raises RecipeError: the host has too few.
     """
-    ranks = recipe.learner.devices if learns else None
-    engines = recipe.collector.devices if collects else None
-    for key, named in (("learner.devices", ranks), ("collector.devices", engines)):
+    learner = recipe.learner.devices if ranks else None
+    collector = recipe.collector.devices if collects else None
+    for key, named in (("learner.devices", learner), ("collector.devices", collector)):
         if named is not None and max(named) >= gpus:
             raise RecipeError(
                 f"{key} is {quoted(named)}, but this machine has {_counted(gpus)}. Name those that it has, or leave "
@@ -92,24 +91,28 @@ def placed(recipe: Recipe, gpus: int, *, learns: bool = True, collects: bool = T
             )
     if gpus == 0:
         return Placement()
-    if learns and collects:
+    if ranks and collects:
         check_apart(recipe)
-    if learns and ranks is None:
-        free = [gpu for gpu in range(gpus) if gpu not in (engines or ())]
-        if not free and recipe.learner.ranks == 1:
-            free = list(engines or ())
-        if len(free) < recipe.learner.ranks:
-            raise RecipeError(
-                f"learner.ranks is {recipe.learner.ranks}, but this machine has {_counted(len(free))} for them: each "
-                "rank needs one of its own. Use fewer ranks"
-            )
-        ranks = free[: recipe.learner.ranks]
+    if ranks and learner is None:
+        learner = _first_free(ranks, gpus, collector or [])
     if not collects or not computes_here(recipe):
-        return Placement(tuple(ranks or ()))
-    left = engines or [gpu for gpu in range(gpus) if gpu not in (ranks or ())] or list(ranks or ())
+        return Placement(tuple(learner or ()))
+    left = collector or [gpu for gpu in range(gpus) if gpu not in (learner or ())] or list(learner or ())
     count = recipe.collector.engines
     used = max(some for some in range(1, min(len(left), count) + 1) if count % some == 0)
-    return Placement(tuple(ranks or ()), tuple(left[n % used] for n in range(count)))
+    return Placement(tuple(learner or ()), tuple(left[n % used] for n in range(count)))
+
+
+def _first_free(ranks: int, gpus: int, taken: Sequence[int]) -> list[int]:
+    free = [gpu for gpu in range(gpus) if gpu not in taken]
+    if not free and ranks == 1:
+        free = list(taken)
+    if len(free) < ranks:
+        raise RecipeError(
+            f"learner.ranks is {ranks}, but this machine has {_counted(len(free))} for them: each rank needs one of "
+            "its own. Use fewer ranks"
+        )
+    return free[:ranks]
 
 
 def with_devices(recipe: Recipe, placement: Placement) -> Recipe:

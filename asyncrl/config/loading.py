@@ -70,12 +70,14 @@ def load_recipe(
     flags: Mapping[str, Any] | None = None,
     environ: Mapping[str, str] | None = None,
     single_process: bool = False,
+    elsewhere: bool = False,
 ) -> Loaded:
     """The checked recipe of a packaged name or a path; None is the packaged default.
 
     overrides: `section.key=value` texts, as of `--set`. sections: the same as Python values, a mapping for each section
     (`keyword_document`). flags: values of named flags by their names, None = not given; they win over both.
-    single_process: whether one process runs it all, which is what `memory://` needs. Raises RecipeError.
+    single_process: whether one process runs it all, which is what `memory://` needs. elsewhere: not on this machine,
+    which need not have the files that it names. Raises RecipeError.
     """
     environ = os.environ if environ is None else environ
     source = name_or_path or DEFAULT_RECIPE
@@ -89,7 +91,8 @@ def load_recipe(
     check(recipe)
     if not single_process:
         check_processes(recipe)
-    check_files(recipe)
+    if not elsewhere:
+        check_files(recipe)
     document = to_builtins(recipe)
     base = parent if parent is not None else written
     given = (merge(written, over).get("objective") or {}).get("preset")

@@ -25,13 +25,18 @@ class ModelError(Exception):
     """model.path cannot be used; one or two lines with the value and the fix."""
 
 
-def check(recipe: Recipe | SftRecipe) -> Path | None:
-    """What can be found out without torch, before any process starts; downloads a Hugging Face model.
+class NotHere(ModelError):
+    """What the model is or needs is not on this machine; another one may have it."""
+
+
+def check(recipe: Recipe | SftRecipe, *, fetch: bool = True) -> Path | None:
+    """What can be found out without torch, before any process starts; downloads a Hugging Face model, unless `fetch` is
+    false.
 
     None: there is no folder yet, a built-in model is made later. Raises ModelError, BuiltinModelError.
     """
     if recipe.model.lora is not None and importlib.util.find_spec("peft") is None:
-        raise ModelError("model.lora needs the package peft: pip install 'asyncrl[lora]'")
+        raise NotHere("model.lora needs the package peft: pip install 'asyncrl[lora]'")
     if recipe.model.path == BUILTIN_TINY:
         return None
     if recipe.model.path == BUILTIN_SMOLLM2:
@@ -39,7 +44,7 @@ def check(recipe: Recipe | SftRecipe) -> Path | None:
         return None
     folder = Path(recipe.model.path).expanduser()
     if not folder.is_dir():
-        folder = _download(recipe.model)
+        folder = _download(recipe.model, fetch=fetch)
     _check_folder(folder)
     if isinstance(recipe, SftRecipe) or not isinstance(recipe.collector.engine, SimulatedEngine):
         _check_chat_template(folder)
@@ -132,7 +137,7 @@ def _check_chat_template(folder: Path) -> None:
         )
 
 
-def _download(model: Model) -> Path:
+def _download(model: Model, *, fetch: bool) -> Path:
     neither = f'model.path "{model.path}" is neither a folder here nor a Hugging Face model'
     if model.path.startswith((".", "/", "~")) or model.path.count("/") > 1:
         raise ModelError(f"{neither}; check the path")
@@ -146,12 +151,17 @@ def _download(model: Model) -> Path:
                 model.path,
                 revision=model.revision,
                 allow_patterns=[*wanted, "*.py"] if model.trust_remote_code else wanted,
+                local_files_only=not fetch,
             )
         )
     except LocalEntryNotFoundError:
-        raise ModelError(f"{neither} in the local cache, and the hub cannot be reached; check the path") from None
+        if not fetch:
+            raise NotHere(
+                f'model.path "{model.path}" is not in the local cache; a run downloads it from the Hugging Face hub'
+            ) from None
+        raise NotHere(f"{neither} in the local cache, and the hub cannot be reached; check the path") from None
     except HFValidationError:
         raise ModelError(f"{neither}; check the path") from None
     except (HfHubHTTPError, OSError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise ModelError(f"{neither} that can be downloaded: {reason}") from None
+        raise NotHere(f"{neither} that can be downloaded: {reason}") from None

@@ -1,26 +1,35 @@
 """Whether a run fits into the memory that there is, before anything heavy starts. Pure, but for `look`.
 
-Parts are planned from the recipe and the model's shapes, learner ranks and the engines of one collector alike. A run is
-refused if what is certain to be needed exceeds all that a memory has; what is only estimated, or what others hold now,
-is a warning. A model whose shapes are not known is planned by nobody and refused for nothing.
+Parts are planned from the recipe and the model's shapes, learner ranks and the engines of one collector alike, each on
+the GPU that it is placed on. A run is refused if what is certain to be needed exceeds all that a memory has; what is
+only estimated, or what others hold now, is a warning. A model whose shapes are not known is planned by nobody and
+refused for nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from asyncrl.collectors.engines.vllm_start import ON_A_CPU
 from asyncrl.config.derived import derive
+from asyncrl.config.devices import Placement, computes_here, placed
 from asyncrl.config.recipe import Recipe, TransformersEngine, VllmEngine
 from asyncrl.config.sizes import size_about, size_bytes
 from asyncrl.learners.memory import PROCESS, SHARED, SIZE, Part, image_parts, rank_parts, row_tokens
 from asyncrl.learners.shapes import Shapes, shapes_of
 from asyncrl.runtime.room import Machine, Room, machine
 
+BUFFERS = 2
+"""As `weights/cuda_ipc.py` has them, which loads torch."""
+
 CLOSE = 0.9
 """Share of a memory from which on a plan is close to its limit."""
+
+
+FIRST = "rank 0"
+"""Where what only the learner's first rank has lies."""
 
 
 class DoesNotFit(Exception):
@@ -30,7 +39,7 @@ class DoesNotFit(Exception):
 @dataclass(frozen=True, slots=True)
 class Need:
     """What is needed of one memory, bytes. name: for people. certain: the sum of what is; least, most: of all. largest:
-    of what is certain, with its bytes."""
+    of what is certain, with its bytes, and of the least of all."""
 
     name: str
     room: Room
@@ -38,29 +47,51 @@ class Need:
     least: int
     most: int
     largest: tuple[Part, int]
+    largest_of_all: tuple[Part, int]
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """parts: empty where `unknown` says why nothing is planned."""
+    """parts: empty where `unknown` says why nothing is planned. inside: for what there must be room in what each vLLM
+    engine takes of its GPU; no part of any sum."""
 
     parts: tuple[Part, ...]
     machine: Machine
+    placement: Placement
+    inside: tuple[Part, ...] = ()
     unknown: str = ""
 
     @property
     def needs(self) -> list[Need]:
-        """By memory: the host's, what of it is /dev/shm, and the first GPU, which rank 0 and the engines have."""
+        """By memory: the host's, what of it is /dev/shm, each GPU that is used, and what an engine takes of one. GPUs
+        of which the same is needed are one entry."""
         gpus, shm = self.machine.gpus, self.machine.shared
         shared = [part for part in self.parts if part.where == SHARED]
         host = [part for part in self.parts if not (gpus and part.on_gpu) and (shm is not None or part not in shared)]
-        needs = [_need("this machine's memory", self.machine.host, host)]
+        needs = [_need("the machine's memory", self.machine.host, [(part, part.count) for part in host])]
         if shm is not None:
-            needs.append(_need("/dev/shm", shm, shared))
-        if gpus:
-            each = [part for part in self.parts if part.on_gpu]
-            needs.append(_need("GPU 0", gpus[0], each, one_gpu=True))
+            needs.append(_need("/dev/shm", shm, [(part, part.count) for part in shared]))
+        alike: dict[Need, list[int]] = {}
+        for gpu in sorted({*self.placement.ranks, *self.placement.engines}):
+            if (need := self._of(gpu)) is not None:
+                alike.setdefault(need, []).append(gpu)
+        needs += [replace(need, name=_named(same)) for need, same in alike.items()]
+        if self.inside:
+            share = next(part.most for part in self.parts if part.where == self.inside[0].where)
+            room = Room(share, share)
+            needs.append(_need("what a vLLM engine takes of its GPU", room, [(part, 1) for part in self.inside]))
         return [need for need in needs if need is not None]
+
+    def _of(self, gpu: int) -> Need | None:
+        """Of what lies on the GPU: a rank's parts for each rank there, an engine's for each engine."""
+        there = [(part, self._gpus(part).count(gpu)) for part in self.parts if part.on_gpu]
+        return _need("", self.machine.gpus[gpu], [(part, count) for part, count in there if count])
+
+    def _gpus(self, part: Part) -> tuple[int, ...]:
+        """On which it lies, of all alike."""
+        if part.where == FIRST:
+            return self.placement.ranks[:1]
+        return self.placement.ranks if part.apart else self.placement.engines
 
     def table(self) -> str:
         """Every part, and what of each memory they take."""
@@ -71,13 +102,20 @@ class Plan:
                 part.where,
                 part.what + (f" x {part.count}" if part.count > 1 else ""),
                 f"{'' if part.certain else '~ '}{_span(*part.span())}",
-                "GPU" if part.on_gpu and self.machine.gpus else "",
+                self._where(part),
             )
-            for part in self.parts
+            for part in (*self.parts, *self.inside)
         ]
         widths = [max(len(row[column]) for row in rows) for column in range(3)]
         lines = [f"{a:<{widths[0]}}  {b:<{widths[1]}}  {c:>{widths[2]}}  {d}".rstrip() for a, b, c, d in rows]
         return "\n".join(["memory, by plan (~: estimated):", *lines, self.line()]) + "\n"
+
+    def _where(self, part: Part) -> str:
+        if part in self.inside:
+            return "in it"
+        if not part.on_gpu or not self.machine.gpus:
+            return ""
+        return _named(sorted(set(self._gpus(part))))
 
     def line(self) -> str:
         """One line: what is needed of which memory."""
@@ -87,14 +125,18 @@ class Plan:
             f"{_span(need.least, need.most)} of {size_about(need.room.total)} ({need.name})" for need in self.needs
         )
 
-    def check(self) -> str:
-        """A warning where it is close, else "". Raises DoesNotFit."""
+    def check(self, *, by_estimate: bool = False) -> str:
+        """A warning where it is close, else "". Raises DoesNotFit; by_estimate: also where only the least of what is
+        estimated says so, which refuses no run, but is the better answer for a machine that is yet to be had."""
         for need in self.needs:
-            if need.certain > need.room.total:
-                least, total, (largest, nbytes) = size_about(need.certain), size_about(need.room.total), need.largest
+            certain = need.certain > need.room.total
+            if certain or (by_estimate and need.least > need.room.total):
+                least, how = (need.certain, "at least") if certain else (need.least, "by estimate")
+                largest, nbytes = need.largest if certain else need.largest_of_all
                 raise DoesNotFit(
-                    f"this run does not fit: it needs {least} of {need.name} at least, of {total}. "
-                    f"The largest part: {largest.what} ({largest.where}), {size_about(nbytes)}.\n"
+                    f"this run does not fit: it needs {size_about(least)} of {need.name} {how}, of "
+                    f"{size_about(need.room.total)}. The largest part: {largest.what} ({largest.where}), "
+                    f"{size_about(nbytes)}.\n"
                     f"What makes it less: {', '.join(largest.keys)} (docs/memory.md)"
                 )
         return "\n".join(
@@ -105,22 +147,81 @@ class Plan:
         )
 
 
-async def look(recipe: Recipe, folder: Path | None, *, collects: bool) -> Plan:
-    """The plan on this machine. folder: of the model, None for a built-in one. collects: a collector runs here too."""
-    return plan(recipe, shapes_of(recipe.model.path, folder), await machine(), collects=collects)
+async def look(recipe: Recipe, folder: Path | None, *, collects: bool, neighbours: int | None = None) -> Plan:
+    """The plan on this machine. folder: of the model, None for a built-in one. collects: a collector runs here too.
+    neighbours: the learner's ranks that do; None: all. Raises RecipeError if the machine has too few GPUs."""
+    shapes = shapes_of(recipe.model.path, folder)
+    return plan(recipe, shapes, await machine(), collects=collects, neighbours=neighbours)
 
 
-def plan(recipe: Recipe, shapes: Shapes | str, there: Machine, *, collects: bool) -> Plan:
-    """shapes: of the model, or why they are not known."""
+def plan(
+    recipe: Recipe, shapes: Shapes | str, there: Machine, *, collects: bool, neighbours: int | None = None
+) -> Plan:
+    """shapes: of the model, or why they are not known. collects: whether a collector is on the machine; neighbours: how
+    many of the learner's ranks are, None: all. Raises RecipeError if it has too few GPUs."""
+    ranks = recipe.learner.ranks if neighbours is None else neighbours
+    placement = placed(recipe, len(there.gpus), ranks=ranks, collects=collects)
     if isinstance(shapes, str):
-        return Plan((), there, unknown=shapes)
-    parts = [*rank_parts(recipe, shapes), *image_parts(recipe, shapes)]
+        return Plan((), there, placement, unknown=shapes)
+    if ranks:
+        own = [replace(part, count=ranks) if part.apart else part for part in rank_parts(recipe, shapes)]
+        parts = [*own, *image_parts(recipe, shapes)]
+    else:
+        parts = received_parts(recipe, shapes)
     if collects:
-        parts += engine_parts(recipe, shapes, there)
-    return Plan(tuple(parts), there)
+        parts += [*ipc_parts(recipe, shapes, placement), *engine_parts(recipe, shapes, there, placement)]
+    inside = inside_parts(recipe, shapes) if collects and _takes_share(recipe, there) else ()
+    return Plan(tuple(parts), there, placement, inside)
 
 
-def engine_parts(recipe: Recipe, shapes: Shapes, there: Machine) -> list[Part]:
+def received_parts(recipe: Recipe, shapes: Shapes) -> list[Part]:
+    """Of a collector on a host of its own: what came over the network, and the copy that vLLM's worker maps."""
+    if not computes_here(recipe):
+        return []
+    (image,) = image_parts(recipe, shapes)
+    parts = [Part("collector", "received weights", image.most, True, image.keys)]
+    if isinstance(recipe.collector.engine, VllmEngine):
+        parts.append(Part(SHARED, "copy for vLLM", image.most, True, image.keys))
+    return parts
+
+
+def ipc_parts(recipe: Recipe, shapes: Shapes, placement: Placement) -> list[Part]:
+    """What the learner writes versions to on its GPU, where an engine that shares it takes them from there."""
+    if not placement.ranks or not placement.engines:
+        return []
+    shared = isinstance(recipe.collector.engine, TransformersEngine) and set(placement.engines) == {placement.ranks[0]}
+    if recipe.weights.transport != "cuda-ipc" and not (recipe.weights.transport == "auto" and shared):
+        return []
+    (image,) = image_parts(recipe, shapes)
+    keys = ("weights.transport", *image.keys)
+    return [Part(FIRST, f"{BUFFERS} buffers of cuda-ipc", BUFFERS * image.most, True, keys, on_gpu=True)]
+
+
+def inside_parts(recipe: Recipe, shapes: Shapes) -> tuple[Part, ...]:
+    """What vLLM must have room for in the share of a GPU that it takes, or it does not start: its weights, and keys and
+    values of the longest row."""
+    assert isinstance(recipe.collector.engine, VllmEngine)
+    keys = ("model.dtype", "model.path")
+    served = SIZE[recipe.model.dtype] * shapes.parameters
+    row = recipe.collector.engine.max_model_len or row_tokens(recipe, shapes)
+    cache = row * _token_bytes(recipe, shapes)
+    return (
+        Part("vLLM engine", "weights", served, True, ("collector.engine.gpu_memory_utilization", *keys)),
+        Part("vLLM engine", f"keys and values of {row} tokens", cache, True, ("collector.engine.max_model_len",)),
+    )
+
+
+def _takes_share(recipe: Recipe, there: Machine) -> bool:
+    engine = recipe.collector.engine
+    return isinstance(engine, VllmEngine) and bool(there.gpus) and engine.kv_cache_memory_bytes is None
+
+
+def _token_bytes(recipe: Recipe, shapes: Shapes) -> int:
+    """Keys and values of one token."""
+    return 2 * shapes.layers * shapes.kv_heads * shapes.head_dim * SIZE[recipe.model.dtype]
+
+
+def engine_parts(recipe: Recipe, shapes: Shapes, there: Machine, placement: Placement) -> list[Part]:
     """Of the engines in one collector. A server that runs already, or a simulated engine, takes nothing here."""
     engine, count = recipe.collector.engine, recipe.collector.engines
     if not isinstance(engine, TransformersEngine | VllmEngine):
@@ -130,11 +231,11 @@ def engine_parts(recipe: Recipe, shapes: Shapes, there: Machine) -> list[Part]:
     if isinstance(engine, TransformersEngine):
         return [*_transformers_parts(recipe, shapes, served, gpu=bool(there.gpus)), process]
     where = "vLLM engine"
-    if there.gpus and engine.kv_cache_memory_bytes is None:
+    if _takes_share(recipe, there):
         keys = ("collector.engine.gpu_memory_utilization", "collector.engines")
-        most = int(engine.gpu_memory_utilization * there.gpus[0].total)
+        most = int(engine.gpu_memory_utilization * there.gpus[placement.engines[0]].total)
         what = f"{engine.gpu_memory_utilization:g} of the GPU"
-        parts = [Part(where, what, most, certain=count == 1, keys=keys, on_gpu=True, count=count)]
+        parts = [Part(where, what, most, certain=True, keys=keys, on_gpu=True, count=count)]
     else:
         given = engine.kv_cache_memory_bytes
         cache = ON_A_CPU["kv_cache_memory_bytes"] if given is None else size_bytes(given)
@@ -157,7 +258,7 @@ def _transformers_parts(recipe: Recipe, shapes: Shapes, served: int, *, gpu: boo
         parts.append(Part(where, "served weights", served, True, keys, True, count))
         parts.append(Part(where, "staged weights", served, False, keys, True, count, least=0))
     slots = derive(recipe).engine_slots
-    token = 2 * shapes.layers * shapes.kv_heads * shapes.head_dim * SIZE[recipe.model.dtype]
+    token = _token_bytes(recipe, shapes)
     row = row_tokens(recipe, shapes)
     cache = slots * token * row * 3 // 2  # columns are had in advance, half as many again
     least = slots * token * min(recipe.collector.sampling.max_tokens, row)
@@ -166,9 +267,9 @@ def _transformers_parts(recipe: Recipe, shapes: Shapes, served: int, *, gpu: boo
     return parts
 
 
-def _need(name: str, room: Room, parts: Iterable[Part], *, one_gpu: bool = False) -> Need | None:
-    """one_gpu: of parts that lie each on its own, it has one."""
-    counted = [(part, *part.span(1 if one_gpu and part.apart else None)) for part in parts]
+def _need(name: str, room: Room, parts: Iterable[tuple[Part, int]]) -> Need | None:
+    """Of parts, each so many times."""
+    counted = [(part, *part.span(count)) for part, count in parts]
     certain = [(part, most) for part, _, most in counted if part.certain]
     if not certain:
         return None
@@ -179,7 +280,12 @@ def _need(name: str, room: Room, parts: Iterable[Part], *, one_gpu: bool = False
         least=sum(least for _, least, _ in counted),
         most=sum(most for _, _, most in counted),
         largest=max(certain, key=lambda one: one[1]),
+        largest_of_all=max(((part, least) for part, least, _ in counted), key=lambda one: one[1]),
     )
+
+
+def _named(gpus: Sequence[int]) -> str:
+    return f"GPU {gpus[0]}" if len(gpus) == 1 else f"each of GPUs {', '.join(map(str, gpus))}"
 
 
 def _span(least: int, most: int) -> str:

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from urllib.parse import urlsplit
 
+from asyncrl.buffers.base import BufferError
 from asyncrl.buffers.store import Store, open_store
+from asyncrl.config.checks import missing_files
+from asyncrl.config.errors import RecipeError
 from asyncrl.config.identity import identity_differences
 from asyncrl.config.recipe import Recipe, to_builtins
+from asyncrl.learners.cache import BuiltinModelError
 from asyncrl.runtime import engine_package, models, planner, sinks
 from asyncrl.runtime.planner import Plan
 from asyncrl.runtime.task_check import OTHERS_CODE, check_apart
+from asyncrl.tasks.base import NotInstalled
 from asyncrl.tasks.build import build_task
 
 EMBEDDED = "embedded"
@@ -21,31 +29,85 @@ class RunInUse(Exception):
     """The store has a run of this name already; says how it differs and what to do."""
 
 
-async def check(recipe: Recipe, *, url: str | None, resume: bool, collects: bool = True) -> Plan:
-    """What the run takes of this machine's memory. Raises the error of the part that cannot work: DataError, TaskError,
-    ModelError, RecipeError (the package of a sink or engine), BufferError, RunInUse; whether it fits says `Plan.check`.
+class Lacks:
+    """What this machine lacks of what a recipe needs. The first of it is raised; of a recipe that is for another
+    machine all of it is kept, as messages."""
 
-    `url`: the store, None where it is to be started. `collects`: collectors will run on this host.
+    def __init__(self, *, keep: bool) -> None:
+        self.keep = keep
+        self.kept: list[str] = []
+
+    @contextmanager
+    def but(self, *errors: type[Exception]) -> Iterator[None]:
+        """In here these errors say that something is not on this machine."""
+        try:
+            yield
+        except errors as error:
+            if not self.keep:
+                raise
+            self.kept.append(str(error))
+
+
+async def check(
+    recipe: Recipe, *, url: str | None, resume: bool, collects: bool = True, neighbours: int | None = None
+) -> Plan:
+    """What the run takes of the machine's memory. Raises the error of the part that cannot work: DataError, TaskError,
+    ModelError, RecipeError (the package of a sink or engine, the GPUs), BufferError, RunInUse; whether it fits says
+    `Plan.check`.
+
+    `url`: the store, None where it is to be started. `collects`: collectors will run on this host. `neighbours`: the
+    learner's ranks on this host; None: all.
     """
+    plan = await _check(recipe, Lacks(keep=False), url=url, resume=resume, collects=collects, neighbours=neighbours)
+    assert plan is not None, "what this machine lacks was raised"
+    return plan
+
+
+async def survey(recipe: Recipe, *, url: str | None, resume: bool) -> tuple[Plan | None, list[str]]:
+    """As `check`, for a recipe that may be for another machine: what this one lacks is no error, but in the list, and
+    nothing is downloaded. The plan is None if this machine has too few GPUs. Raises what is wrong with the recipe."""
+    lacks = Lacks(keep=True)
+    lacks.kept += map(str, missing_files(recipe))
+    plan = await _check(recipe, lacks, url=url, resume=resume, collects=True, neighbours=None)
+    return plan, lacks.kept
+
+
+async def _check(
+    recipe: Recipe, lacks: Lacks, *, url: str | None, resume: bool, collects: bool, neighbours: int | None
+) -> Plan | None:
+    folder: Path | None = None
+    if not lacks.kept:  # else it may be the very files that are not here
+        with lacks.but(NotInstalled, models.NotHere, BuiltinModelError):
+            folder = await _check_task_and_model(recipe, fetch=not lacks.keep)
+    with lacks.but(RecipeError):
+        sinks.check(recipe.telemetry)
+    if collects:
+        with lacks.but(RecipeError):
+            engine_package.check(recipe.collector.engine)
+    if url is not None:
+        with lacks.but(BufferError):
+            store = await open_store(url)
+            try:
+                if not resume:
+                    await refuse_in_use(store, recipe)
+            finally:
+                await store.close()
+    with lacks.but(RecipeError):
+        return await planner.look(recipe, folder, collects=collects, neighbours=neighbours)
+    return None
+
+
+async def _check_task_and_model(recipe: Recipe, *, fetch: bool) -> Path | None:
+    """The folder of the model, None for a built-in one."""
     conversing = False
     if isinstance(recipe.task, OTHERS_CODE):
         conversing = await check_apart(recipe)
     else:
         build_task(recipe.task, seed=recipe.run.seed)
-    folder = models.check(recipe)
+    folder = models.check(recipe, fetch=fetch)
     if conversing and folder is not None:
         await check_apart(recipe, model_path=folder)
-    sinks.check(recipe.telemetry)
-    if collects:
-        engine_package.check(recipe.collector.engine)
-    if url is not None:
-        store = await open_store(url)
-        try:
-            if not resume:
-                await refuse_in_use(store, recipe)
-        finally:
-            await store.close()
-    return await planner.look(recipe, folder, collects=collects)
+    return folder
 
 
 async def refuse_in_use(store: Store, recipe: Recipe) -> None:

@@ -8,13 +8,15 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
+from asyncrl.config.sizes import size_about
 from asyncrl.weights.segments import segment_folder
 
 CGROUPS = Path("/sys/fs/cgroup")
@@ -46,6 +48,19 @@ class Machine:
     host: Room
     shared: Room | None
     gpus: tuple[Room, ...] = ()
+
+    def __str__(self) -> str:
+        """For people: 2 GPUs of 80.0 GiB and 512.0 GiB of memory."""
+        sizes = Counter(size_about(gpu.total) for gpu in self.gpus)
+        counted = [f"{count} GPU{'s' if count > 1 else ''} of {size}" for size, count in sizes.items()]
+        return " and ".join([*(counted or ["no GPU"]), f"{size_about(self.host.total)} of memory"])
+
+
+def other(memory: int, gpus: Sequence[int]) -> Machine:
+    """A machine that is not this one, with nothing else on it, in bytes. /dev/shm has half of the memory, as Linux
+    gives it; a container may be given less."""
+    rooms = [Room(size, size) for size in (memory, memory // 2, *gpus)]
+    return Machine(rooms[0], rooms[1], tuple(rooms[2:]))
 
 
 async def machine() -> Machine:

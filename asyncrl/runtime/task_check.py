@@ -19,7 +19,7 @@ import msgspec
 from asyncrl.config.packages import ReasoningGymTask, VerifiersTask
 from asyncrl.config.recipe import AgentTask, CustomTask, Recipe, to_builtins
 from asyncrl.runtime import tether
-from asyncrl.tasks.base import TaskError
+from asyncrl.tasks.base import NotInstalled, TaskError
 
 OTHERS_CODE = (AgentTask, CustomTask, ReasoningGymTask, VerifiersTask)
 """Tasks that are checked here: the user's own, and those of packages."""
@@ -35,6 +35,9 @@ CONVERSES = 12
 
 WRONG = 11
 """Exit code of a task that cannot be used; its message is the last thing on stderr, after MARK."""
+
+LACKING = 13
+"""As WRONG, of a task whose package is not on this machine."""
 
 MARK = "\0task error\0"
 
@@ -70,8 +73,9 @@ async def check_apart(recipe: Recipe, *, model_path: Path | None = None) -> bool
             await process.wait()
         said.seek(0)
         text = said.read().decode(errors="replace")
-    if process.returncode == WRONG:
-        raise TaskError(text.rpartition(MARK)[2].strip())
+    if process.returncode in (WRONG, LACKING):
+        said_last = text.rpartition(MARK)[2].strip()
+        raise TaskError(said_last) if process.returncode == WRONG else NotInstalled(said_last)
     if process.returncode not in (BUILT, CONVERSES):
         last = (text.strip().splitlines() or ["it said nothing"])[-1]
         raise TaskError(f"task.type {task.type}: building it ended its process with code {process.returncode}: {last}")
@@ -102,7 +106,7 @@ def main() -> None:
         code = CONVERSES if converses(task) else BUILT
     except (TaskError, DataError) as error:
         sys.stderr.write(f"{MARK}{error}")
-        code = WRONG
+        code = LACKING if isinstance(error, NotInstalled) else WRONG
     sys.stderr.flush()
     os._exit(code)  # threads of the task's are not waited for
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from asyncrl.config.recipe import AgentTask, SingleTurnTask
-from asyncrl.tasks.base import Row, TaskError
+from asyncrl.tasks.base import NotInstalled, Row, TaskError
 from asyncrl.tasks.modules import load
 from asyncrl.tasks.single_turn import SingleTurn
 
@@ -26,7 +26,7 @@ class Agent(SingleTurn):
 def check_agent(config: AgentTask) -> None:
     """Raise TaskError for an agent that could not run here. Loads it, if it is a function."""
     if importlib.util.find_spec("aiohttp") is None:
-        raise TaskError("task.type agent needs aiohttp: pip install 'asyncrl[agent]' (docs/agents.md)")
+        raise NotInstalled("task.type agent needs aiohttp: pip install 'asyncrl[agent]' (docs/agents.md)")
     if config.agent is not None:
         load_agent(config.agent)
     if config.command is not None and shutil.which(config.command[0]) is None:

@@ -18,6 +18,10 @@ class TaskError(Exception):
     """The task cannot be used as it is. One to three lines: what, where, and the fix."""
 
 
+class NotInstalled(TaskError):
+    """A package that the task needs is not on this machine; names the command that installs it."""
+
+
 class Message(TypedDict):
     """One chat message, in the form every chat template takes.
 

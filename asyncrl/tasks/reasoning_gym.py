@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
-from asyncrl.tasks.base import Answer, Message, Row, Split, TaskError
+from asyncrl.tasks.base import Answer, Message, NotInstalled, Row, Split, TaskError
 from asyncrl.tasks.chat import conversation
 from asyncrl.tasks.procedural import ProceduralRows
 
@@ -138,7 +138,7 @@ class _TrainRows(ProceduralRows):
 def _composite(config: ReasoningGymTask, *, size: int) -> Any:
     """The package's own mixture of datasets, also of one. Raises TaskError."""
     if importlib.util.find_spec("reasoning_gym") is None:
-        raise TaskError(
+        raise NotInstalled(
             "task.type is reasoning-gym, and the package of that name is not installed: "
             "pip install 'asyncrl[reasoning-gym]' (docs/packages.md)"
         )

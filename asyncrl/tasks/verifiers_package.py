@@ -12,14 +12,14 @@ import traceback
 from collections.abc import Mapping
 from typing import Any
 
-from asyncrl.tasks.base import TaskError
+from asyncrl.tasks.base import NotInstalled, TaskError
 from asyncrl.tasks.modules import complaint, search_working_folder
 
 
 def package() -> Any:
     """`verifiers.v1`. Raises TaskError if it is not installed."""
     if importlib.util.find_spec("verifiers") is None:
-        raise TaskError(
+        raise NotInstalled(
             "task.type is verifiers, and the package of that name is not installed: pip install 'asyncrl[verifiers]' "
             "(docs/packages.md)"
         )
@@ -34,9 +34,9 @@ def part(name: str) -> Any:
 def configuration(environment: str, args: Mapping[str, Any]) -> Any:
     """The configuration of the environment's taskset. Raises TaskError: there is no such environment, its module
     fails, it has no taskset, or its configuration refuses `args`."""
-    folder = search_working_folder()
+    folder, vf = search_working_folder(), package()
     try:
-        kind = package().taskset_config_type(environment)
+        kind = vf.taskset_config_type(environment)
     except (Exception, SystemExit) as error:
         raise TaskError(_not_loaded(environment, folder, error)) from error
     return _validated(environment, "task.args", kind, {**args, "id": environment})

@@ -14,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from asyncrl.config.devices import Placement, check_devices, collector_devices, placed, visible, with_devices
+from asyncrl.config import devices
+from asyncrl.config.devices import Placement, check_devices, collector_devices, visible, with_devices
 from asyncrl.config.errors import RecipeError
 from asyncrl.config.loading import load_recipe
 from asyncrl.config.recipe import Recipe, SimulatedEngine, VllmEngine
@@ -40,6 +41,10 @@ def recipe(
         collector=replace(PLAIN.collector, engines=engines, devices=collector, engine=engine),
         buffer=replace(PLAIN.buffer, url=more.get("url", "embedded")),
     )
+
+
+def placed(of: Recipe, gpus: int, *, learns: bool = True, collects: bool = True) -> Placement:
+    return devices.placed(of, gpus, ranks=of.learner.ranks if learns else 0, collects=collects)
 
 
 @pytest.mark.parametrize(

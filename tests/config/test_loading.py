@@ -43,7 +43,7 @@ def test_the_packaged_default_is_the_structs_defaults_with_the_best_known_preset
 def test_every_packaged_recipe_loads() -> None:
     assert "tiny-reverse" in packaged_recipes()
     for name in packaged_recipes():
-        load_recipe(name, environ={})
+        load_recipe(name, environ={"REDIS_PASSWORD": "x"})
 
 
 def test_an_empty_recipe_is_all_defaults(load: Load) -> None:
