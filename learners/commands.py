@@ -12,10 +12,12 @@ from asyncrl.buffers.base import Lease
 class Begin(msgspec.Struct, frozen=True, tag="begin"):
     """Load what rank 0 has loaded: the initial weights, or those of a checkpoint.
 
-    identity: of its recipe (`config/identity.py`). checkpoint: its folder; digest: xxh3 of its manifest.
+    identity: of its recipe (`config/identity.py`). run_dir: of the run. checkpoint: its folder; digest: xxh3 of its
+    manifest.
     """
 
     identity: dict[str, Any]
+    run_dir: str
     checkpoint: str | None = None
     digest: str = ""
 

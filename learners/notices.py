@@ -1,5 +1,5 @@
-"""What a step has to say beside its numbers: why its rate changed, and what a person should look at. Events of
-metrics.jsonl, which the console shows as they come."""
+"""What a step has to say beside its numbers: why its rate changed, that micro-batches are smaller, and what a person
+should look at. Events of metrics.jsonl, which the console shows as they come."""
 
 from __future__ import annotations
 
@@ -17,10 +17,18 @@ class Notices:
     def __init__(self, config: Learner) -> None:
         self._config = config
         self._told = False
+        self._tokens = config.max_tokens_per_microbatch
 
     def of(self, metrics: Mapping[str, Any], updates: Updates, optimizer: Optimizer) -> list[dict[str, Any]]:
         """Events of the step that had these metrics and updates, without time, lineage and version."""
-        return [*rate_changes(updates), *self._warnings(metrics, updates, optimizer)]
+        return [*rate_changes(updates), *self._budget_change(metrics), *self._warnings(metrics, updates, optimizer)]
+
+    def _budget_change(self, metrics: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """In this step, or before this learner was started again."""
+        before, self._tokens = self._tokens, metrics["tokens_per_microbatch"]
+        if self._tokens == before:
+            return []
+        return [{"event": "microbatch", "tokens_before": before, "tokens": self._tokens}]
 
     def _warnings(self, metrics: Mapping[str, Any], updates: Updates, optimizer: Optimizer) -> list[dict[str, Any]]:
         found = []

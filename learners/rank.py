@@ -61,7 +61,7 @@ def _loaded(begin: Begin, recipe: Recipe, ranks: Sharded, model_path: Path) -> T
             f"its recipe has other values than rank 0's of: {', '.join(keys)}; give all ranks the same RECIPE and --set"
         )
     checkpoint = None if begin.checkpoint is None else _the_same(Path(begin.checkpoint), begin.digest)
-    return Trainer.load(recipe, model_path, checkpoint, ranks)
+    return Trainer.load(recipe, model_path, checkpoint, ranks, run_dir=Path(begin.run_dir))
 
 
 def _the_same(folder: Path, digest: str) -> Checkpoint:

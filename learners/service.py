@@ -198,12 +198,12 @@ async def _begin(
         recovered = partial(_write_recovered, metrics)
         checkpoint, lineage = await resume_from(buffer, run_dir, resume, limits, on_recovered=recovered) or (None, None)
     source = model_path if checkpoint is None else checkpoint.folder
-    begin = Begin(identity(recipe))
+    begin = Begin(identity(recipe), str(run_dir))
     if checkpoint is not None:
         digest = checkpoints.file_entry(checkpoint.folder / checkpoints.MANIFEST).xxh3
-        begin = Begin(identity(recipe), checkpoint=str(checkpoint.folder), digest=digest)
+        begin = Begin(identity(recipe), str(run_dir), checkpoint=str(checkpoint.folder), digest=digest)
     await asyncio.to_thread(ranks.tell, begin)
-    trainer = await asyncio.to_thread(Trainer.load, recipe, model_path, checkpoint, ranks)
+    trainer = await asyncio.to_thread(Trainer.load, recipe, model_path, checkpoint, ranks, run_dir=run_dir)
     tokenizer = await asyncio.to_thread(load_tokenizer, source, trust_remote_code=trust)
     if lineage is None:
         lineage = await buffer.new_lineage(parent=None, limits=limits)
@@ -409,6 +409,7 @@ class _Learner:
             "updates_skipped": len(updates.each) - len(updates.applied),
             "grad_norm": updates.grad_norm,
             "learning_rate": updates.learning_rate,
+            "tokens_per_microbatch": self.trainer.budget.tokens,
         }
         return record, updates
 

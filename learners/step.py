@@ -28,6 +28,7 @@ from asyncrl.learners.optimize import Optimizer, Updates
 from asyncrl.learners.parallel import ALONE, Ranks
 from asyncrl.learners.passes import pass_along, portion
 from asyncrl.learners.pull import pull_of
+from asyncrl.learners.shrinking import Budget, fitted, forget_gradients
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,7 +263,7 @@ def train_step(
     *,
     objective: Objective,
     temperature: float,
-    max_tokens: int,
+    max_tokens: int | Budget,
     longest: int = 1,
     proximal: Tensor | None = None,
     reference: Tensor | None = None,
@@ -271,12 +272,13 @@ def train_step(
 ) -> StepResult:
     """An update by each part of the batch, one after the other (see `Optimizer.update` for those it skips).
 
-    batch, advantages: this rank's share of the step. parts: its groups in each update, as many parts on every rank;
-    None for one update by all. longest: tokens that an answer may have, for the aggregation `constant`. proximal:
-    float32 [N], the learner's log-probs under the versions that sampled (see `version_logprobs`), against which the
-    ratio is clipped, the engine's mismatch being a weight; NaN where the behaviour's serve, None for everywhere.
-    reference: float32 [N], the log-probs of the reference, where the objective has one; a token without a finite one is
-    left out like any that is not finite.
+    batch, advantages: this rank's share of the step. max_tokens: of a micro-batch; a `Budget` is halved where one does
+    not fit into memory, and the passes of its update are made again. parts: its groups in each update, as many parts on
+    every rank; None for one update by all. longest: tokens that an answer may have, for the aggregation `constant`.
+    proximal: float32 [N], the learner's log-probs under the versions that sampled (see `version_logprobs`), against
+    which the ratio is clipped, the engine's mismatch being a weight; NaN where the behaviour's serve, None for
+    everywhere. reference: float32 [N], the log-probs of the reference, where the objective has one; a token without a
+    finite one is left out like any that is not finite.
 
     Each of U updates has the gradient of U x (sum over its part) / (units of the step): a token weighs the same in
     whichever part it is, and at equal weights the mean of the updates' gradients is that of one update by all. Tokens
@@ -287,24 +289,33 @@ def train_step(
     parts = [range(batch.count)] if parts is None else parts
     (denominator,) = ranks.total([planned_units(batch, objective, range(batch.count))])
     seen, updates, measured = [], [], []
-    passes = partial(
-        accumulate,
-        model,
-        advantages=advantages,
-        objective=objective,
-        temperature=temperature,
-        max_tokens=max_tokens,
-        longest=longest,
-        proximal=proximal,
-        reference=reference,
-        ranks=ranks,
-    )
+
+    def passes(batch: Batch, among: Sequence[int]) -> Seen:
+        return fitted(
+            max_tokens,
+            partial(
+                accumulate,
+                model,
+                batch,
+                advantages,
+                objective=objective,
+                temperature=temperature,
+                longest=longest,
+                proximal=proximal,
+                reference=reference,
+                among=among,
+                ranks=ranks,
+            ),
+            model=model,
+            batch=batch,
+            ranks=ranks,
+        )
+
     for part in parts:
         own = passes(batch, among=part)
         if objective.aggregation == "prompt" and ranks.most(own.nonfinite):
             # What a token weighs follows from how many its prompt has, and these counted: once more without them.
-            for parameter in model.parameters():
-                parameter.grad = None
+            forget_gradients(model)
             there = torch.from_numpy(own.included | (own.masked > 0))
             again = passes(replace(batch, trained=batch.trained & there), among=part)
             own = replace(again, nonfinite=own.nonfinite + again.nonfinite)

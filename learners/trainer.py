@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -39,6 +40,7 @@ from asyncrl.learners.shares import (
     share_of,
     share_parts,
 )
+from asyncrl.learners.shrinking import Budget, fitted
 from asyncrl.learners.snapshot import Keep, live
 from asyncrl.learners.step import Seen, StepResult, train_step
 from asyncrl.learners.trained import load_trained
@@ -65,20 +67,30 @@ class Step:
 @dataclass(slots=True)
 class Trainer:
     """A model and its optimizer, between two steps. `whole`: `model` itself, or where that is sharded a copy on rank 0
-    that `Ranks.gather` brings up to date. `history`: with `objective.proximal: behaviour-version`; `reference`: with an
-    `objective.beta` above 0."""
+    that `Ranks.gather` brings up to date. `budget`: tokens of a micro-batch. `history`: with `objective.proximal:
+    behaviour-version`; `reference`: with an `objective.beta` above 0."""
 
     recipe: Recipe
     ranks: Ranks
     model: PreTrainedModel
     whole: PreTrainedModel
     optimizer: Optimizer
+    budget: Budget
     history: History | None
     reference: Reference | None
 
     @classmethod
-    def load(cls, recipe: Recipe, model_path: Path, checkpoint: Checkpoint | None, ranks: Ranks = ALONE) -> Self:
+    def load(
+        cls,
+        recipe: Recipe,
+        model_path: Path,
+        checkpoint: Checkpoint | None,
+        ranks: Ranks = ALONE,
+        *,
+        run_dir: Path | None = None,
+    ) -> Self:
         """The initial weights of `model_path`, or where `checkpoint` left them, moments and random numbers included.
+        run_dir: of the run, if there is one: what its memory does not hold is kept there.
 
         Raises ModelError."""
         model = load_trained(recipe.model, model_path, checkpoint, seed=recipe.run.seed)
@@ -108,6 +120,7 @@ class Trainer:
             model=model,
             whole=whole,
             optimizer=optimizer,
+            budget=Budget.of(recipe.learner.max_tokens_per_microbatch, run_dir),
             history=history,
             reference=None if start is None else Reference(model, start, ranks),
         )
@@ -173,28 +186,32 @@ class Trainer:
         self, batch: Batch, worth: NDArray[np.float64], parts: Sequence[Sequence[int]], version: int
     ) -> StepResult:
         temperature = self.recipe.collector.sampling.temperature
-        max_tokens = self.recipe.learner.max_tokens_per_microbatch
+        asked = partial(fitted, self.budget, model=self.model, batch=batch, ranks=self.ranks)
         proximal = None
         if self.history is not None:
-            proximal = version_logprobs(
-                self.model,
-                self.history,
-                batch,
-                version=version,
-                temperature=temperature,
-                max_tokens=max_tokens,
-                ranks=self.ranks,
+            proximal = asked(
+                partial(
+                    version_logprobs,
+                    self.model,
+                    self.history,
+                    batch,
+                    version=version,
+                    temperature=temperature,
+                    ranks=self.ranks,
+                )
             )
         reference = None
         if self.reference is not None:
             with self.reference.in_place():
-                reference = frozen_logprobs(
-                    self.model,
-                    batch,
-                    batch.trained,
-                    temperature=temperature,
-                    max_tokens=max_tokens,
-                    ranks=self.ranks,
+                reference = asked(
+                    partial(
+                        frozen_logprobs,
+                        self.model,
+                        batch,
+                        batch.trained,
+                        temperature=temperature,
+                        ranks=self.ranks,
+                    )
                 )
         result = train_step(
             self.model,
@@ -203,7 +220,7 @@ class Trainer:
             scaled(batch.rewards, batch.answers, worth, self.recipe.objective.advantage, total=self.ranks.total),
             objective=self.recipe.objective,
             temperature=temperature,
-            max_tokens=max_tokens,
+            max_tokens=self.budget,
             longest=self.recipe.collector.sampling.max_tokens,
             proximal=proximal,
             reference=reference,

@@ -142,6 +142,8 @@ STEP = (
             "grad_norm": "before clipping; mean over the applied updates",
             "learning_rate": "of this step; with `learner.rate_by_ess` the mean over its updates",
             "nonfinite": "tokens left out because a logprob was not finite",
+            "tokens_per_microbatch": "the most in one, but for a longer row: `learner.max_tokens_per_microbatch`, "
+            "or [half of it](learner.md#out-of-memory)",
         },
     ),
     Topic(
@@ -236,6 +238,12 @@ EVENTS = {
         "learning_rate": "of this update",
         "ess": "the effective sample size of its answers, as a share of them",
         "average": "the same, over the updates until then",
+    },
+    "microbatch": {
+        "lineage": "of the weights",
+        "version": "after the step",
+        "tokens_before": "the budget of a micro-batch until one did not fit into memory",
+        "tokens": "from then on",
     },
     "warning": {
         "lineage": "of the weights",

@@ -309,6 +309,11 @@ def event_line(event: Mapping[str, Any]) -> str:
         )
     if name == "warning":
         return f"warning at step {event.get('version', '-')}: {event.get('text', '')}"
+    if name == "microbatch":
+        return (
+            f"out of memory: from step {event.get('version', '-')} on a micro-batch has up to "
+            f"{event.get('tokens', '-')} tokens, before {event.get('tokens_before', '-')}"
+        )
     if name == "learning_rate":
         return (
             f"learning rate x {number(event.get('scale'))} from step {event.get('version', '-')} on, before x "

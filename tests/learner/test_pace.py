@@ -133,6 +133,9 @@ def test_a_resumed_optimizer_has_the_same_average_and_factor_to_the_bit() -> Non
     assert [a_step(forgetful, ess).learning_rate for ess in after] != rates[0]
 
 
+BUDGET = {"tokens_per_microbatch": Learner().max_tokens_per_microbatch}
+
+
 def test_a_collapse_ends_the_run_if_a_limit_is_set_and_is_warned_of_once_if_not() -> None:
     limited = an_optimizer(min_ess=0.3, max_low_ess_steps=2)
     limited.check_progress(a_step(limited, 0.2))
@@ -145,7 +148,7 @@ def test_a_collapse_ends_the_run_if_a_limit_is_set_and_is_warned_of_once_if_not(
     told = []
     free = an_optimizer(max_low_ess_steps=2)
     notices = Notices(free._config)
-    healthy = {"mismatch/age0": 0.0, "mismatch/age0_error": 1.0, "mismatch/age0_kl": 0.0}
+    healthy = {"mismatch/age0": 0.0, "mismatch/age0_error": 1.0, "mismatch/age0_kl": 0.0, **BUDGET}
     for ess in (0.2, 0.05, 0.05, 0.05, 0.4, 0.05, 0.05):
         updates = a_step(free, ess)
         free.check_progress(updates)
@@ -156,9 +159,9 @@ def test_a_collapse_ends_the_run_if_a_limit_is_set_and_is_warned_of_once_if_not(
 def test_a_mismatch_out_of_its_range_is_warned_of_once_with_its_numbers() -> None:
     optimizer = an_optimizer()
     notices, updates = Notices(optimizer._config), a_step(optimizer, None)
-    unknown = dict.fromkeys(("mismatch/age0", "mismatch/age0_error", "mismatch/age0_kl"))
+    unknown = {**dict.fromkeys(("mismatch/age0", "mismatch/age0_error", "mismatch/age0_kl")), **BUDGET}
     assert notices.of(unknown, updates, optimizer) == []
-    bad = {"mismatch/age0": 0.7, "mismatch/age0_error": 1.08, "mismatch/age0_kl": 4e-4}
+    bad = {"mismatch/age0": 0.7, "mismatch/age0_error": 1.08, "mismatch/age0_kl": 4e-4, **BUDGET}
     (event,) = notices.of(bad, updates, optimizer)
     assert (event["event"], event["about"]) == ("warning", "mismatch/age0")
     assert all(number in event["text"] for number in ("1.08", "1.05", "0.0004", "0.001", "0.7 nats", "model.dtype"))
