@@ -43,6 +43,7 @@ SETTINGS: dict[str, Any] = {
     "collector.sampling.min_tokens": 47,
     "learner.groups_per_step": 4,  # x 8 answers x 64 tokens: one micro-batch
     "objective.beta": 1e-3,
+    "learner.checkpoint.async_save": False,  # a snapshot is made when a step's activations, its peak, are gone
     "eval.at_start": False,
     "eval.at_end": False,
 }

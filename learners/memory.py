@@ -6,8 +6,9 @@ certain may refuse a run. With P parameters of which F are trained, on R ranks, 
 
     weights 4 P / R     gradients 4 F / R     AdamW 8 F / R     reference 4 F / R     each version kept s F / R
 
-where s is the size of what is served, and F of an adapter the elements of A and B. Of a micro-batch of N tokens, of
-which M pass through the model (less than N where prompts are shared), each layer keeps for the backward pass
+and on rank 0 the snapshot that a checkpoint is written from, 12 F: of trained weights and of moments. s is the size of
+what is served, and F of an adapter the elements of A and B. Of a micro-batch of N tokens, of which M pass through the
+model (less than N where prompts are shared), each layer keeps for the backward pass
 
     float32:   4 (M (6 h + a + 4 i) + N 4 a)       bfloat16:   M (26 h + 2 a + 8 i) + N 8 a       + 2 P' in all
 
@@ -144,6 +145,10 @@ def rank_parts(recipe: Recipe, shapes: Shapes) -> list[Part]:
         parts.append(Part("rank 0", "whole weights", 4 * held, True, ("model.path",)))
         gathered = 4 * (shapes.vocabulary * shapes.hidden + 2 * everything // shapes.layers)
         parts.append(part("gathered layers", gathered, ("model.path",), least=0))
+    if recipe.learner.checkpoint.async_save:
+        rank_0 = "learner" if ranks == 1 else "rank 0"  # it writes for all
+        keys = ("learner.checkpoint.async_save", *smaller)
+        parts.append(Part(rank_0, "a checkpoint's snapshot", 12 * trained, True, keys))
     largest = largest_pass(recipe, shapes)
     budget = ("learner.max_tokens_per_microbatch",)
     tokens, computed = largest.tokens, largest.computed

@@ -71,6 +71,7 @@ def test_what_is_certain_is_the_sum_by_hand() -> None:
         ("learner", "weights, float32"): 4 * p,
         ("learner", "gradients"): 4 * p,
         ("learner", "AdamW's moments"): 8 * p,
+        ("learner", "a checkpoint's snapshot"): 12 * p,
         ("shared memory", "versions of the weights"): 2 * 2 * p,
     }
 
@@ -91,6 +92,15 @@ def test_ranks_share_all_but_the_copy_that_is_whole() -> None:
     found = sizes(plan(recipe(learner={"ranks": 2}), shapes(), machine(64), collects=False))
     assert found["each rank", "gradients"] == 4 * 134_515_008
     assert found["rank 0", "whole weights"] == 4 * 134_515_008
+    assert found["rank 0", "a checkpoint's snapshot"] == 12 * 134_515_008
+
+
+def test_a_checkpoint_that_training_waits_for_needs_no_snapshot() -> None:
+    adapter = {"path": "builtin:smollm2-135m", "lora": {"r": 16}}
+    found = sizes(plan(recipe(model=adapter), shapes(), machine(64), collects=False))
+    assert found["learner", "a checkpoint's snapshot"] == 12 * 4_884_480
+    waits = sizes(plan(recipe(learner={"checkpoint": {"async_save": False}}), shapes(), machine(64), collects=False))
+    assert ("learner", "a checkpoint's snapshot") not in waits
 
 
 def test_kept_versions_and_a_reference_are_counted() -> None:
@@ -119,10 +129,10 @@ def test_no_recipe_that_comes_with_it_is_refused_on_four_gibibytes(
         Path(name).touch()
     for folder in re.findall(r"path: (\./\S+)", path.read_text()):
         Path(folder).mkdir(parents=True)
-    settings = load_recipe(str(path)).recipe
-    for model in ("builtin:tiny", "builtin:smollm2-135m"):  # those that continue a model, too
-        plan(settings, shapes(model), machine(3.8), collects=True).check()
-    assert plan(settings, shapes("builtin:tiny"), machine(3.8), collects=True).check() == ""
+    assert plan(load_recipe(str(path)).recipe, shapes("builtin:tiny"), machine(3.8), collects=True).check() == ""
+    # Those that continue a larger model, too: without the snapshot, which takes 1.5 GiB of it.
+    settings = load_recipe(str(path), overrides=["learner.checkpoint.async_save=false"]).recipe
+    plan(settings, shapes("builtin:smollm2-135m"), machine(3.8), collects=True).check()
 
 
 def test_what_cannot_fit_is_refused_with_its_largest_part_and_what_lowers_it() -> None:
@@ -131,9 +141,9 @@ def test_what_cannot_fit_is_refused_with_its_largest_part_and_what_lowers_it() -
         planned.check()
     lines = str(refused.value).splitlines()
     assert len(lines) == 2
-    assert "179.5 GiB of the machine's memory at least, of 64.0 GiB" in lines[0]
-    assert "AdamW's moments (learner), 59.8 GiB" in lines[0]
-    assert "model.lora" in lines[1]
+    assert "269.2 GiB of the machine's memory at least, of 64.0 GiB" in lines[0]
+    assert "a checkpoint's snapshot (learner), 89.7 GiB" in lines[0]
+    assert "learner.checkpoint.async_save, model.lora" in lines[1]
 
 
 def test_estimates_alone_refuse_nothing_and_warn() -> None:
