@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from asyncrl.cli.errors import Failure
+from asyncrl.cli.errors import FAILED, Failure
 from asyncrl.cli.options import age_option, grace_option, print_summary, recipe_of, resume_option, set_option, warn_of
 
 if TYPE_CHECKING:
@@ -22,17 +23,26 @@ if TYPE_CHECKING:
 @age_option
 @set_option
 @click.option("--dry-run", is_flag=True, help="Check the recipe, print it resolved, start nothing.")
+@click.option("--smoke", is_flag=True, help="Two steps with all of its parts; what each took, how long it all takes.")
 @grace_option
-def run(recipe: str | None, resume: str | None, dry_run: bool, **options: Any) -> int:
+def run(recipe: str | None, resume: str | None, dry_run: bool, smoke: bool, **options: Any) -> int:
     """Train: starts the store, a learner and a collector, shows how it goes, and ends them all.
 
     RECIPE is a path or the name of a packaged recipe; left out: tiny-reverse. What this machine lacks of what it needs
     is no error of --dry-run, but is said.
     """
+    if smoke and (dry_run or resume is not None):
+        raise click.UsageError("--smoke makes a run of its own: leave out --dry-run and --resume")
     from asyncrl.runtime import folder as folders
 
     previous = folders.find(resume or None) if resume is not None else None
     loaded = recipe_of(recipe, previous, elsewhere=dry_run, **options)
+    whole = loaded.recipe
+    if smoke:
+        from asyncrl.runtime import smoke as shortened
+
+        overrides = [*options.pop("overrides"), *shortened.overrides(whole)]
+        loaded = recipe_of(recipe, None, overrides=overrides, **options)
     from asyncrl.runtime.preflight import EMBEDDED, check  # after the recipe, whose errors need not wait for it
 
     url = None if loaded.recipe.buffer.url == EMBEDDED else loaded.recipe.buffer.url
@@ -42,7 +52,32 @@ def run(recipe: str | None, resume: str | None, dry_run: bool, **options: Any) -
     warn_of(plan)
     with folders.opened(loaded, previous) as folder:
         click.echo(plan.line())
-        return _supervise(loaded.recipe, folder, resume=previous is not None)
+        if smoke:
+            return _smoke(loaded.recipe, whole, folder)
+        code = _supervise(loaded.recipe, folder, resume=previous is not None)
+        print_summary(folder)
+        return code
+
+
+def _smoke(recipe: Recipe, whole: Recipe, folder: Path) -> int:
+    """Run the short recipe, and say what worked. Raises Failure: something did not."""
+    from asyncrl.runtime.smoke import Short, table
+
+    began = time.time()
+    failure: Failure | None = None
+    code = 0
+    try:
+        code = _supervise(recipe, folder, resume=False)
+    except Failure as error:
+        failure = error
+    short = Short.of(folder, began=began)
+    for line in table(short.parts):
+        click.echo(line)
+    if failure is not None or (code == 0 and short.failed):
+        raise Failure(f"{short.failed or 'its end'}: {failure or 'it did not come'}", FAILED)
+    if code == 0:
+        click.echo(short.projected(whole))
+    return code
 
 
 def _dry_run(loaded: Loaded, url: str | None, *, resume: bool) -> int:
@@ -73,5 +108,4 @@ def _supervise(recipe: Recipe, folder: Path, *, resume: bool) -> int:
     code = signals.run(supervisor.run, grace_s=recipe.run.grace_s + SHUTDOWN_S)
     if supervisor.failure:
         raise Failure(supervisor.failure, code)
-    print_summary(folder)
     return code
