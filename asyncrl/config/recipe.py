@@ -229,10 +229,10 @@ class Learner(Section, frozen=True, kw_only=True):
     """What trains (`docs/learner.md`)."""
 
     ranks: Positive = 1  # processes that share a step (FSDP2); above 1 without GPUs: Gloo on the CPU
+    devices: list[int] | None = None  # a GPU for each rank (`docs/gpu.md`); null: the first ones that it sees
     groups_per_step: Positive = 16  # prompts per step
     updates_per_step: Positive = 1  # optimizer updates of a step, each by as many of its groups, one more or less
     learning_rate: Annotated[float, Meta(gt=0)] = 1e-3
-    devices: list[int] | None = None  # a GPU for each rank (`docs/gpu.md`); null: the first ones that it sees
     warmup_steps: NonNegative = 5  # linear; all updates of a step have its rate
     betas: tuple[float, float] = (0.9, 0.95)  # of AdamW
     weight_decay: Annotated[float, Meta(ge=0)] = 0.0  # of matrices; biases and norms have none
