@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 from asyncrl.learners.batch import Batch, microbatches
 from asyncrl.learners.forward import token_logprobs
 from asyncrl.learners.parallel import ALONE, Ranks
-from asyncrl.learners.passes import pass_along, portion
+from asyncrl.learners.passes import compute_device, pass_along, portion
 
 
 @torch.no_grad()
@@ -26,7 +26,7 @@ def frozen_logprobs(
     """float32 [N], nats, of `tokens` (bool [N], among the trained ones); NaN at the others, and where there is no
     finite number. Sequences that have none of them do not pass through the model. A collective."""
     found = torch.full((len(batch.token_ids),), torch.nan)
-    device = next(model.parameters()).device
+    device = compute_device(model)
     row_of = batch.of_tokens(np.arange(len(batch.lengths)))
     rows = np.bincount(row_of[tokens.numpy()], minlength=len(batch.lengths)) > 0
     portions = microbatches(batch, rows, portion(model, max_tokens))

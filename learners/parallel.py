@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import psutil
 import torch
@@ -46,9 +46,12 @@ class Ranks(Protocol):
     rank: int
     size: int
 
-    def shard(self, model: PreTrainedModel) -> PreTrainedModel:
+    def shard(self, model: PreTrainedModel, *, offload: bool = False) -> PreTrainedModel:
         """Put `model` where this rank computes, its part of it if there are several ranks. Returns the model whose
-        weights are whole: itself, or on rank 0 a copy on the CPU that `gather` brings up to date."""
+        weights are whole: itself, or on rank 0 a copy on the CPU that `gather` brings up to date.
+
+        offload: where that is a GPU and there is a process group, parameters and their gradients stay in host memory,
+        and a layer is on the GPU while it is computed."""
 
     def gather(self, model: PreTrainedModel, whole: PreTrainedModel) -> None:
         """Copy the trained parameters, one after the other, into `whole` on rank 0."""
@@ -91,7 +94,7 @@ class Alone:
     rank = 0
     size = 1
 
-    def shard(self, model: PreTrainedModel) -> PreTrainedModel:
+    def shard(self, model: PreTrainedModel, *, offload: bool = False) -> PreTrainedModel:
         nn.Module.to(model, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
         return model
 
@@ -193,16 +196,22 @@ class Sharded:
         if self._device.type == "cuda":
             torch.cuda.set_device(self._device)
 
-    def shard(self, model: PreTrainedModel) -> PreTrainedModel:
+    def shard(self, model: PreTrainedModel, *, offload: bool = False) -> PreTrainedModel:
         from torch.distributed.device_mesh import init_device_mesh
-        from torch.distributed.fsdp import FSDPModule, fully_shard
+        from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
 
         whole = copy.deepcopy(model) if self.rank == 0 else model
-        nn.Module.to(model, self._device)
+        policy = OffloadPolicy()
+        if offload:
+            policy = CPUOffloadPolicy(pin_memory=self._device.type == "cuda")
+        else:
+            nn.Module.to(model, self._device)
         mesh = init_device_mesh(self._device.type, (self.size,))
         for layer in decoder_layers(model):
-            fully_shard(layer, mesh=mesh)
-        fully_shard(model, mesh=mesh)
+            fully_shard(layer, mesh=mesh, offload_policy=policy)
+        fully_shard(model, mesh=mesh, offload_policy=policy)
+        device: Any = self._device
+        model.compute_device = device
         for module in model.modules():
             if isinstance(module, FSDPModule):
                 module.set_gradient_divide_factor(1.0)
@@ -264,7 +273,11 @@ class Sharded:
             return tensor
         whole = tensor.to(self._device)
         # No source rank: each cuts its part out of the same file instead of being sent it.
-        return distribute_tensor(whole, like.device_mesh, like.placements, src_data_rank=None)
+        part = distribute_tensor(whole, like.device_mesh, like.placements, src_data_rank=None)
+        local = part.to_local().to(like.to_local().device)  # the CPU's, with `learner.cpu_offload`
+        return DTensor.from_local(
+            local, part.device_mesh, part.placements, run_check=False, shape=part.shape, stride=part.stride()
+        )
 
     def own(self, tensor: Tensor) -> Tensor:
         from torch.distributed.tensor import DTensor

@@ -1,4 +1,4 @@
-"""How a batch goes through the model in passes: how large one is, and how ranks make as many as each other."""
+"""How a batch goes through the model in passes: where, how large one is, and how ranks make as many as each other."""
 
 from __future__ import annotations
 
@@ -8,6 +8,12 @@ from transformers import PreTrainedModel
 from asyncrl.learners.attention import PACKED
 from asyncrl.learners.forward import token_logprobs
 from asyncrl.learners.objectives.aggregate import token_sum
+
+
+def compute_device(model: PreTrainedModel) -> torch.device:
+    """Where a pass of `model` is computed; its parameters may be in host memory meanwhile (`learner.cpu_offload`)."""
+    device: torch.device = getattr(model, "compute_device", None) or next(model.parameters()).device
+    return device
 
 
 def portion(model: PreTrainedModel, max_tokens: int) -> int:

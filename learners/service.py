@@ -47,6 +47,7 @@ from asyncrl.learners.notices import Notices
 from asyncrl.learners.optimize import Updates
 from asyncrl.learners.outlet import Outlet
 from asyncrl.learners.parallel import ALONE, Ranks, Sharded
+from asyncrl.learners.passes import compute_device
 from asyncrl.learners.phase import Phase, PhaseFile
 from asyncrl.learners.recovery import Recovered
 from asyncrl.learners.resuming import resume_from
@@ -120,7 +121,7 @@ async def learn(
         saver = learner.saver
         gc.freeze()  # what is loaded by now stays: a full collection looks through it for tenths of a second
         lasting.trains(lambda: (learner.lineages.forks, learner.weights))
-        outlet.start(here(device_of(learner.trainer.model.device)))
+        outlet.start(here(device_of(compute_device(learner.trainer.model))))
         await _train(learner, stop)
     except Fenced:
         fenced = True
@@ -219,8 +220,8 @@ async def _begin(
             "parent": list(parent),
             "model": str(source),
             "attention": trainer.model.config._attn_implementation,
-            "device": str(trainer.model.device),
-            "machine": machine(trainer.model.device, ranks=ranks.size),
+            "device": str(compute_device(trainer.model)),
+            "machine": machine(compute_device(trainer.model), ranks=ranks.size),
             "settings": settings(recipe),
         }
     )

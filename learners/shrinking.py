@@ -4,9 +4,10 @@ A gradient is the same whatever the budget (`step.py`). So the passes that did n
 beginning and in micro-batches of half as many tokens, as are those of every step from then on, and the run goes on as
 if it had had that budget from the start. What still does not fit ends the run.
 
-Only a learner of one rank can go on like that. Of several, the others wait in a gather of weights for the one that
-failed, and what they have begun cannot be taken back: that rank is lost, as if it had been killed, and the learner is
-started again from its last checkpoint. The smaller budget is kept in the run folder, and the next start has it.
+Only a learner without a process group can go on like that. Of several ranks, the others wait in a gather of weights for
+the one that failed, and what FSDP2 has begun cannot be taken back: that rank is lost, as if it had been killed, and the
+learner is started again from its last checkpoint. The smaller budget is kept in the run folder, and the next start has
+it.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from transformers import PreTrainedModel
 
 from asyncrl.learners.batch import Batch, microbatches
 from asyncrl.learners.lost import RankLost
-from asyncrl.learners.parallel import ALONE, Ranks
+from asyncrl.learners.parallel import ALONE, Ranks, Sharded
 from asyncrl.learners.passes import portion
 from asyncrl.telemetry.documents import write_document
 
@@ -81,7 +82,6 @@ class Budget:
         # Not in the clause above: the error holds the frames of the passes, and they hold what filled the memory.
         self._halve(said, model, batch, ranks)
         forget_gradients(model)
-        ranks.refresh(model)
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
@@ -97,7 +97,7 @@ class Budget:
         if self.folder is not None:
             with suppress(FileNotFoundError):  # another rank has just written the same
                 write_document(self.folder / FILE, {"configured": self.configured, "tokens": after})
-        if ranks.size > 1:
+        if isinstance(ranks, Sharded):
             raise RankLost(
                 f"{failed}\nWhen the learner is started again {KEY} is {after}, not {before} ({FILE}). {ADVICE}"
             )
@@ -115,7 +115,7 @@ def fitted(
     """What `passes` over rows of `batch` return, which are given their budget as `max_tokens`; with a `Budget` they are
     made once more if a micro-batch did not fit.
 
-    passes: leave nothing behind but gradients of `model`, which has none before. Raises OutOfMemory, of several ranks
+    passes: leave nothing behind but gradients of `model`, which has none before. Raises OutOfMemory, in a process group
     RankLost, and what they raise.
     """
     return passes(max_tokens=budget) if isinstance(budget, int) else budget.fitting(passes, model, batch, ranks)

@@ -26,7 +26,7 @@ from asyncrl.learners.objectives.compose import known_masks, terms_of
 from asyncrl.learners.objectives.sequences import Sequences
 from asyncrl.learners.optimize import Optimizer, Updates
 from asyncrl.learners.parallel import ALONE, Ranks
-from asyncrl.learners.passes import pass_along, portion
+from asyncrl.learners.passes import compute_device, pass_along, portion
 from asyncrl.learners.pull import pull_of
 from asyncrl.learners.shrinking import Budget, fitted, forget_gradients
 
@@ -111,7 +111,7 @@ def accumulate(
     log-probs of tokens that do not pass by: they are asked for in a pass before. In each micro-batch the loss is that
     of all tokens of its answers, of which only its own have a gradient; added up, that is the gradient of the sum.
     """
-    device = next(model.parameters()).device
+    device = compute_device(model)
     masked = _masked_by_data(batch, objective)
     wanted = batch.trained
     batch = replace(batch, trained=wanted & (masked == 0))

@@ -6,6 +6,7 @@ and no clock, so that whoever has the groups can make it again.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -26,6 +27,7 @@ from asyncrl.learners.frozen import frozen_logprobs
 from asyncrl.learners.history import History
 from asyncrl.learners.optimize import Optimizer, Updates
 from asyncrl.learners.parallel import ALONE, Ranks
+from asyncrl.learners.passes import compute_device
 from asyncrl.learners.proximal import version_logprobs
 from asyncrl.learners.randomness import State, gathered, restore
 from asyncrl.learners.recompute import recompute_layers
@@ -45,6 +47,8 @@ from asyncrl.learners.snapshot import Keep, live
 from asyncrl.learners.step import Seen, StepResult, train_step
 from asyncrl.learners.trained import load_trained
 from asyncrl.schema import Packed, pack
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +99,9 @@ class Trainer:
         Raises ModelError."""
         model = load_trained(recipe.model, model_path, checkpoint, seed=recipe.run.seed)
         start = Start.of(model, recipe.model, model_path, checkpoint) if recipe.objective.beta else None
-        whole = ranks.shard(model)
+        whole = ranks.shard(model, offload=recipe.learner.cpu_offload)
+        if recipe.learner.cpu_offload and compute_device(model).type == "cpu":
+            log.warning("learner.cpu_offload changes nothing: the learner computes on the CPU, where its weights are")
         if recipe.learner.gradient_checkpointing:
             recompute_layers(model)
         optimizer = Optimizer(model, recipe.learner, ranks)

@@ -102,6 +102,13 @@ TABLE = (
         ("trainer.model.ac",),
     ),
     Names(
+        "learner.cpu_offload",
+        (),
+        ("policy.dtensor_cfg.cpu_offload",),
+        ("actor_rollout_ref.actor.fsdp_config.offload_policy",),
+        ("trainer.model.fsdp_cpu_offload",),
+    ),
+    Names(
         "learner.checkpoint.every_steps",
         ("save_steps",),
         ("checkpointing.save_period",),

@@ -49,10 +49,18 @@ async def ranks_of(recipe: Recipe, *, url: str, folder: Path, stop: asyncio.Even
     """The ranks of a learner that trains into `folder`, seen from rank 0, which is this process; None if stopped while
     they came together. Raises RankLost if one does not come."""
     size = recipe.learner.ranks
-    if size == 1:
+    if size == 1 and not (recipe.learner.cpu_offload and await asyncio.to_thread(_has_gpu)):
         from asyncrl.learners.parallel import ALONE
 
         yield ALONE
+        return
+    if size == 1:  # what keeps weights in host memory works on a process group, which may be of one
+        with tempfile.TemporaryDirectory(prefix="asyncrl-rank-") as meeting:
+            ranks = await asyncio.to_thread(meet_in, Path(meeting), recipe, 0)
+            try:
+                yield ranks
+            finally:
+                ranks.close()
         return
     with tempfile.TemporaryDirectory(prefix="asyncrl-ranks-") as meeting:
         processes = RankProcesses(size, folder=folder, meeting=Path(meeting), limit_s=recipe.run.no_progress_s)
@@ -75,6 +83,12 @@ async def ranks_of(recipe: Recipe, *, url: str, folder: Path, stop: asyncio.Even
             await processes.leave()
         finally:
             await processes.kill()
+
+
+def _has_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
 
 
 def meet_in(folder: Path, recipe: Recipe, rank: int, watch: RankProcesses | None = None) -> Sharded:

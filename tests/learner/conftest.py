@@ -142,6 +142,12 @@ def ranked() -> ModuleType:
 
 
 @pytest.fixture(scope="session")
+def lean_ranks() -> ModuleType:
+    """The module `lean_ranks`."""
+    return _load("lean_ranks")
+
+
+@pytest.fixture(scope="session")
 def broken_ranks() -> ModuleType:
     """The module `broken_ranks`."""
     return _load("broken_ranks")
