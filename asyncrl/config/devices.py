@@ -79,7 +79,7 @@ def placed(recipe: Recipe, gpus: int, *, ranks: int, collects: bool) -> Placemen
     """Where a host with `gpus` GPUs computes. ranks: of the learner, on this host; collects: a collector is on it.
 
     What the recipe leaves open: the ranks have the first GPUs, one each, and the engines those that are left over, one
-    each or as many on each; one rank shares its GPU where none is left. Raises RecipeError: the host has too few.
+    each or as many on each; both share the only GPU of a host. Raises RecipeError: it has too few.
     """
     learner = recipe.learner.devices if ranks else None
     collector = recipe.collector.devices if collects else None
@@ -97,7 +97,14 @@ def placed(recipe: Recipe, gpus: int, *, ranks: int, collects: bool) -> Placemen
         learner = _first_free(ranks, gpus, collector or [])
     if not collects or not computes_here(recipe):
         return Placement(tuple(learner or ()))
-    left = collector or [gpu for gpu in range(gpus) if gpu not in (learner or ())] or list(learner or ())
+    left = collector or [gpu for gpu in range(gpus) if gpu not in (learner or ())]
+    if not left and learner is not None and len(learner) == 1:
+        left = learner
+    if not left:
+        raise RecipeError(
+            f"learner.ranks is {ranks}, and this machine has {_counted(gpus)}: none is left for the engines of "
+            "collector.engine. Use fewer ranks, or start the collector on another host"
+        )
     count = recipe.collector.engines
     used = max(some for some in range(1, min(len(left), count) + 1) if count % some == 0)
     return Placement(tuple(learner or ()), tuple(left[n % used] for n in range(count)))
@@ -105,12 +112,12 @@ def placed(recipe: Recipe, gpus: int, *, ranks: int, collects: bool) -> Placemen
 
 def _first_free(ranks: int, gpus: int, taken: Sequence[int]) -> list[int]:
     free = [gpu for gpu in range(gpus) if gpu not in taken]
-    if not free and ranks == 1:
+    if not free and ranks == len(taken) == 1:
         free = list(taken)
     if len(free) < ranks:
         raise RecipeError(
             f"learner.ranks is {ranks}, but this machine has {_counted(len(free))} for them: each rank needs one of "
-            "its own. Use fewer ranks"
+            "its own. Use fewer ranks, or name fewer in collector.devices"
         )
     return free[:ranks]
 
