@@ -67,7 +67,7 @@ def head_for(model: PreTrainedModel, dtype: torch.dtype, *, tokens: int) -> Head
     head: Head | None = getattr(model, "logprob_head", None)
     if head is None or type(_layer(model)) is not nn.Linear:  # an adapter may have come to it
         return None
-    return head if dtype != torch.float32 or tokens * len(_layer(model).weight) > predictions.LOGITS else None
+    return head if dtype != torch.float32 or tokens * len(_layer(model).weight) > predictions.PLAIN else None
 
 
 def float32_logits(model: PreTrainedModel) -> str | None:

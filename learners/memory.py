@@ -26,9 +26,12 @@ from asyncrl.config.recipe import Recipe
 from asyncrl.learners.shapes import Shapes
 
 LOGITS = 430_000_000
-"""Logits that may exist at once: 1.6 GiB in float32. A pass that has no more of them in all takes the plain way, which
-is as fast; one that has more keeps so many for its backward pass, since what is computed again costs a fourth product
-of tokens, width and vocabulary beside the three that there are anyway."""
+"""Logits that may exist at once: 1.6 GiB in float32. A pass keeps so many for its backward pass, since what is computed
+again costs a fourth product of tokens, width and vocabulary beside the three that there are anyway."""
+
+PLAIN = 1 << 24
+"""Logits up to which a pass in float32 takes the plain way, four tensors like them: 256 MiB. By blocks there is one, in
+no more time; but where a vocabulary is small there is nothing to save."""
 
 BLOCK = 1 << 22
 """Logits of one block, 16 MiB, which fit into a cache: products for 4,096 tokens are 1,024 wide."""
@@ -109,7 +112,7 @@ def logits_bytes(shapes: Shapes, dtype: str, tokens: int) -> int:
     """What log-probs take (`predictions.py`): four tensors like the logits on the plain way; else those that are kept,
     two blocks, hidden states in float32 and their gradient, and the gradient of the head's matrix."""
     logits = tokens * shapes.vocabulary
-    if dtype == "float32" and logits <= LOGITS:
+    if dtype == "float32" and logits <= PLAIN:
         return 4 * 4 * logits
     head = shapes.vocabulary * shapes.hidden
     return 4 * (min(logits, LOGITS) + 2 * BLOCK + 2 * tokens * shapes.hidden + head)

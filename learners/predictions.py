@@ -30,6 +30,7 @@ from torch import Tensor
 
 from asyncrl.learners.memory import BLOCK as BLOCK
 from asyncrl.learners.memory import LOGITS as LOGITS  # how much is done at once is decided here, and changed here
+from asyncrl.learners.memory import PLAIN as PLAIN
 from asyncrl.learners.restriction import Restriction
 from asyncrl.schema import Support
 

@@ -35,7 +35,7 @@ def gradients(ranks: Ranks, folder: Path) -> dict[str, torch.Tensor]:
 
 def by_blocks() -> None:
     """From now on no logit is kept, and a block has at most 30."""
-    predictions.LOGITS, predictions.BLOCK = 0, 30
+    predictions.PLAIN, predictions.LOGITS, predictions.BLOCK = 0, 0, 30
 
 
 def main() -> None:

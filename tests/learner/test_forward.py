@@ -272,7 +272,7 @@ def test_only_what_is_asked_for_reaches_the_head(monkeypatch: pytest.MonkeyPatch
     model.logprob_head = find_head(model)
     assert way == "one by one" or pack_attention(model) is None
     if way == "blocks":
-        monkeypatch.setattr("asyncrl.learners.predictions.LOGITS", 0)
+        monkeypatch.setattr("asyncrl.learners.predictions.PLAIN", 0)
     ids, cu = packed(SHORT_ROWS)
     asked = torch.zeros(len(ids), dtype=torch.bool)
     asked[[5, 13, 27, int(cu[4]), int(cu[7]) - 1]] = True

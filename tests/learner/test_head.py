@@ -68,6 +68,7 @@ def test_models_give_the_same_logprobs_and_gradients_by_blocks(
         found = []
         for by_blocks in (False, True):
             model.logprob_head = head if by_blocks else None
+            monkeypatch.setattr(predictions, "PLAIN", 0)
             monkeypatch.setattr(predictions, "LOGITS", 100)
             monkeypatch.setattr(predictions, "BLOCK", 90)
             logprobs = token_logprobs(model, IDS, CU_SEQLENS, temperature=0.7, share_prefixes=share)
@@ -86,6 +87,7 @@ def test_models_give_the_same_entropy_by_blocks_packed_or_not(monkeypatch: pytes
     expected = [torch.log_softmax(model(torch.tensor([row])).logits[0] / 0.7, -1).exp() for row in ROWS]
     entropy = torch.cat([torch.cat([torch.zeros(1), torch.special.entr(p).sum(-1)[:-1]]) for p in expected])
     collision = torch.cat([torch.cat([torch.ones(1), (p * p).sum(-1)[:-1]]) for p in expected])
+    monkeypatch.setattr(predictions, "PLAIN", 0)
     monkeypatch.setattr(predictions, "LOGITS", 100)
     monkeypatch.setattr(predictions, "BLOCK", 90)
     head = find_head(model)
@@ -163,7 +165,7 @@ def test_it_is_used_in_float32_only_where_logits_would_be_many(model_path: Path)
     model = load_model(model_path, "float32", "auto")
     head = model.logprob_head
     assert isinstance(head, Head)
-    most = predictions.LOGITS // 24
+    most = predictions.PLAIN // 24
     assert head_for(model, torch.float32, tokens=4096) is None  # of a small vocabulary, whatever the micro-batch
     assert head_for(model, torch.float32, tokens=most) is None
     assert head_for(model, torch.float32, tokens=most + 1) is head
