@@ -23,6 +23,7 @@ from asyncrl.benchmarks.pipeline_model import Outcome, Pipeline, simulate
 from asyncrl.buffers.limits import OverAge
 from asyncrl.config.recipe import Recipe
 from asyncrl.config.resolved import dump
+from asyncrl.config.resumable import AROUND, MAY_CHANGE
 from asyncrl.config.section import Section
 from asyncrl.config.sft import SftRecipe
 from asyncrl.telemetry.names import BUCKET, EVENTS, STEP
@@ -219,6 +220,17 @@ def event_names() -> str:
     return "\n".join(rows) + "\n"
 
 
+# --- durability.md ----------------------------------------------------------------------------------------------------
+
+
+def resumable() -> str:
+    rows = ["| what | may change? | then |", "|---|---|---|"]
+    rows += [f"| `{key}` | yes | {_cell(then)} |" for key, then in MAY_CHANGE.items()]
+    rows.append("| any other key of the recipe | no | refused by its name, with both values |")
+    rows += [f"| {what} | yes | {then} |" for what, then in AROUND.items()]
+    return "\n".join(rows) + "\n"
+
+
 # --- which-age.md -----------------------------------------------------------------------------------------------------
 
 
@@ -292,6 +304,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "recipe_reference": recipe_reference,
     "sft_reference": sft_reference,
     "metric_names": metric_names,
+    "resumable": resumable,
     "bucket_names": bucket_names,
     "event_names": event_names,
     "waiting_costs": waiting_costs,

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from asyncrl.config.merge import flatten
+from asyncrl.config.merge import flatten, is_under
 from asyncrl.config.recipe import Recipe, to_builtins
 
 DECIDING = (
@@ -57,7 +57,7 @@ def fix_order() -> None:
 def settings(recipe: Recipe) -> dict[str, Any]:
     """Dotted key -> value of what of the recipe decides a step's bits."""
     values = flatten(to_builtins(recipe))
-    return {key: value for key, value in values.items() if _under(key, DECIDING) and not _under(key, NOT_DECIDING)}
+    return {key: value for key, value in values.items() if is_under(key, DECIDING) and not is_under(key, NOT_DECIDING)}
 
 
 def machine(device: torch.device, *, ranks: int) -> dict[str, Any]:
@@ -73,7 +73,3 @@ def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
     """
     missing = object()
     return [key for key in sorted({**one, **other}) if one.get(key, missing) != other.get(key, missing)]
-
-
-def _under(key: str, names: tuple[str, ...]) -> bool:
-    return any(key == name or key.startswith(f"{name}.") for name in names)

@@ -197,7 +197,10 @@ async def _begin(
     checkpoint, lineage = None, None
     if resume is not None:
         recovered = partial(_write_recovered, metrics)
-        checkpoint, lineage = await resume_from(buffer, run_dir, resume, limits, on_recovered=recovered) or (None, None)
+        checkpoint, lineage = await resume_from(buffer, run_dir, resume, limits, recipe, on_recovered=recovered) or (
+            None,
+            None,
+        )
     source = model_path if checkpoint is None else checkpoint.folder
     begin = Begin(identity(recipe), str(run_dir))
     if checkpoint is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -15,21 +15,6 @@ if TYPE_CHECKING:
     from asyncrl.runtime.planner import Plan
 
 F = TypeVar("F", bound=Callable[..., Any])
-
-RESUMABLE = (
-    "buffer.url",
-    "collector.devices",
-    "learner.devices",
-    "learner.ranks",
-    "learner.updates_per_step",
-    "model.path",
-    "run.grace_s",
-    "run.max_steps",
-    "run.no_progress_s",
-    "telemetry.tensorboard",
-    "telemetry.wandb",
-)
-"""Keys that `--set` may change when a run goes on; with any other it would be another run."""
 
 
 def set_option(command: F) -> F:
@@ -95,28 +80,36 @@ def recipe_of(
     """The recipe the options lead to; that of the folder `resumed`, if one is given. elsewhere: it is not for this
     machine, which need not have the files that it names."""
     from asyncrl.config.loading import load_recipe
+    from asyncrl.config.resumable import MAY_CHANGE
 
     if grace is not None:
         overrides = [*overrides, f"run.grace_s={grace}"]
     if resumed is not None:
         if max_trajectory_age is not None:
             raise click.UsageError("--max-trajectory-age: a resumed run keeps its own")
-        recipe = own_recipe(resumed, recipe, overrides, RESUMABLE)
+        recipe = own_recipe(resumed, recipe, overrides, MAY_CHANGE)
     flags = {"max_trajectory_age": max_trajectory_age}
     return load_recipe(recipe, overrides=overrides, flags=flags, elsewhere=elsewhere)
 
 
-def own_recipe(resumed: Path, recipe: str | None, overrides: Sequence[str], resumable: Sequence[str]) -> str:
-    """The recipe that the folder `resumed` keeps; only keys in `resumable` may be set over it."""
+def own_recipe(resumed: Path, recipe: str | None, overrides: Sequence[str], resumable: Collection[str]) -> str:
+    """The recipe that the folder `resumed` keeps; only keys in `resumable`, or below one of them, may be set anew."""
+    from asyncrl.config.errors import quoted
     from asyncrl.config.merge import flatten
     from asyncrl.config.overrides import override_document
+    from asyncrl.config.resumable import refused
+    from asyncrl.config.yaml_text import parse
 
     if recipe is not None:
         raise click.UsageError(f"--resume takes the recipe from {resumed}; leave out {recipe!r}")
-    for key in flatten(override_document(overrides)):
-        if key not in resumable:
-            raise click.UsageError(f"--set {key}: a resumed run keeps its own; only {', '.join(resumable)} may change")
-    return str(resumed / "recipe.yaml")
+    path = resumed / "recipe.yaml"
+    kept = flatten(parse(path.read_text(encoding="utf-8")))
+    for key, before, given in refused(kept, flatten(override_document(overrides)), resumable):
+        raise click.UsageError(
+            f"--set {key}: a resumed run keeps its own, {quoted(before)}, and does not take {quoted(given)}; "
+            f"only {', '.join(resumable)} may change"
+        )
+    return str(path)
 
 
 def print_summary(folder: Path) -> None:

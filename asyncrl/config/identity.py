@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from asyncrl.config.merge import flatten
+from asyncrl.config.merge import flatten, is_under
 from asyncrl.config.recipe import Buffer, Recipe, Telemetry, to_builtins
 from asyncrl.config.secrets import masked
 
@@ -37,7 +37,7 @@ def identity(recipe: Recipe | dict[str, Any]) -> dict[str, Any]:
     """Dotted key -> value of everything that makes a run the run it is. Passwords are masked: changing one changes
     nothing."""
     document = to_builtins(recipe) if isinstance(recipe, Recipe) else recipe
-    return {key: value for key, value in flatten(masked(document)).items() if not _is_apart(key)}
+    return {key: value for key, value in flatten(masked(document)).items() if not is_under(key, NOT_IDENTITY)}
 
 
 def recipe_hash(recipe: Recipe | dict[str, Any]) -> str:
@@ -65,7 +65,3 @@ def portable(recipe: Recipe) -> Recipe:
         weights=msgspec.structs.replace(recipe.weights, interface=None),
         telemetry=Telemetry(),
     )
-
-
-def _is_apart(key: str) -> bool:
-    return any(key == apart or key.startswith(f"{apart}.") for apart in NOT_IDENTITY)

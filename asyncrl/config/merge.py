@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 
@@ -45,6 +45,15 @@ def flatten(document: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             flat[path] = value
     return flat
+
+
+def is_under(key: str, names: Iterable[str]) -> bool:
+    """Whether a dotted key is one of these, or below one of them.
+
+    >>> is_under("learner.checkpoint.keep_last", ["learner.checkpoint"]), is_under("learner.ranks", ["learner.rank"])
+    (True, False)
+    """
+    return any(key == name or key.startswith(f"{name}.") for name in names)
 
 
 def differing_keys(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
