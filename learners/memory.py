@@ -10,12 +10,12 @@ and on rank 0 the snapshot that a checkpoint is written from, 12 F: of trained w
 what is served, and F of an adapter the elements of A and B. Of a micro-batch of N tokens, of which M pass through the
 model (less than N where prompts are shared), each layer keeps for the backward pass
 
-    float32:   4 (M (6 h + a + 4 i) + N 4 a)       bfloat16:   M (26 h + 2 a + 8 i) + N 8 a       + 2 P' in all
+    float32:   4 (M (6 h + 3 a + 4 i) + N 2 a)     bfloat16:   M (26 h + 6 a + 8 i) + N 4 a       + 2 P' in all
 
 h, i: hidden and intermediate size; a: heads x head_dim; P': parameters of the layers' matrices, whose copies in
 bfloat16 the graph holds. That is: two norms, their inputs in float32 and what they give once for each product that
-casts it; queries, keys and values as attention takes them, keys and values repeated for every head; four tensors of a
-gated MLP. `docs/memory.md` has it against what was measured.
+casts it; what attention takes and gives, keys and values once for every sequence and every head (on a CPU, for fewer
+heads where the model has fewer); four tensors of a gated MLP. `docs/memory.md` has it against what was measured.
 """
 
 from __future__ import annotations
@@ -73,11 +73,12 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """The largest micro-batch. tokens: N. computed: M, if all prompts are as long as rows leave room for and are shared
-    in full; N is the most."""
+    """The largest micro-batch. tokens: N. If all prompts are as long as rows leave room for and are shared in full,
+    computed: M, and predicted: tokens that reach the head, those of answers. N is the most of either."""
 
     tokens: int
     computed: int
+    predicted: int
 
 
 def row_tokens(recipe: Recipe, shapes: Shapes) -> int:
@@ -90,21 +91,22 @@ def largest_pass(recipe: Recipe, shapes: Shapes) -> Pass:
     """A micro-batch is filled up to the budget with the rows of a rank's groups; a row longer than that goes alone, and
     so does each where attention does not pack."""
     row, size = row_tokens(recipe, shapes), recipe.collector.group_size
+    answer = min(recipe.collector.sampling.max_tokens, row)
     if recipe.model.attn_implementation in ("eager", "flash_attention_2"):
-        return Pass(row, row)
+        return Pass(row, row, answer)
     groups = -(-recipe.learner.groups_per_step // (recipe.learner.updates_per_step * recipe.learner.ranks))
     tokens = min(max(recipe.learner.max_tokens_per_microbatch, row), groups * size * row)
-    answer = min(recipe.collector.sampling.max_tokens, row)
-    return Pass(tokens, max(1, tokens * (row - answer + size * answer) // (size * row)))
+    computed = max(1, tokens * (row - answer + size * answer) // (size * row))
+    return Pass(tokens, computed, max(1, tokens * answer // row))
 
 
 def activation_bytes(shapes: Shapes, dtype: str, tokens: int, computed: int) -> int:
     """What the layers of a micro-batch keep for its backward pass, and the gradients of one of them."""
     h, i, a = shapes.hidden, shapes.intermediate, shapes.heads * shapes.head_dim
     if dtype == "float32":
-        layer, copies = 4 * (computed * (6 * h + a + 4 * i) + tokens * 4 * a), 0
+        layer, copies = 4 * (computed * (6 * h + 3 * a + 4 * i) + tokens * 2 * a), 0
     else:
-        layer, copies = computed * (26 * h + 2 * a + 8 * i) + tokens * 8 * a, 2 * shapes.matrices
+        layer, copies = computed * (26 * h + 6 * a + 8 * i) + tokens * 4 * a, 2 * shapes.matrices
     return (shapes.layers + 1) * layer + copies
 
 
@@ -150,13 +152,13 @@ def rank_parts(recipe: Recipe, shapes: Shapes) -> list[Part]:
         parts.append(part("gathered layers", gathered, ("model.path",), least=0))
     if recipe.learner.checkpoint.async_save:
         rank_0 = "learner" if ranks == 1 else "rank 0"  # it writes for all
-        keys = ("learner.checkpoint.async_save", *smaller)
-        parts.append(Part(rank_0, "a checkpoint's snapshot", 12 * trained, True, keys))
+        sooner = ("learner.checkpoint.async_save", *smaller)
+        parts.append(Part(rank_0, "a checkpoint's snapshot", 12 * trained, True, sooner))
     largest = largest_pass(recipe, shapes)
     budget = ("learner.max_tokens_per_microbatch",)
     tokens, computed = largest.tokens, largest.computed
     activations, shared = (activation_bytes(shapes, dtype, tokens, through) for through in (tokens, computed))
-    logits, fewer = (logits_bytes(shapes, dtype, through) for through in (tokens, computed))
+    logits, fewer = (logits_bytes(shapes, dtype, through) for through in (tokens, largest.predicted))
     parts.append(part(f"activations of {tokens} tokens", activations, budget, least=shared))
     parts.append(part("their logits", logits, budget, least=fewer))
     parts.append(part("process", PROCESS, (), on_gpu=False, least=PROCESS))
