@@ -2,7 +2,7 @@
 
 `asyncrl run` with a simulated engine, a learner of two ranks and the embedded store. Each kill is in a phase that was
 named beforehand (`soak_child`), or of the store or the launcher from outside; some steps must follow before the next.
-Where the learner or the launcher died, the run goes on with `asyncrl run --resume`, as a person would.
+Where the launcher died, the run goes on with `asyncrl run --resume`, as a person would; all others it starts again.
 
 Judged by the archive alone. The store never has more tickets than steps left to train them, so a run that has ended
 after S steps of B groups has trained exactly the tickets 0 .. S x B - 1 in the weights that survive, each once.
@@ -204,7 +204,7 @@ def targets(soaked: Soaked, controls: dict[str, Soaked]) -> list[Target]:
         Target("tickets lost", soaked.account.lost, 0, "lower"),
         Target("tickets trained more than once", soaked.account.duplicated, 0, "lower"),
         Target("kills after which the run hung", soaked.went("hung"), 0, "lower"),
-        Target("kills of store or collector that ended the run", soaked.went("ended"), 0, "lower"),
+        Target("kills that ended a run which should have gone on", soaked.went("ended"), 0, "lower"),
         Target("kills in the rarest phase", min(count[phase] for phase in PHASES), planned, "higher"),
         Target("the audit found something", float(bool(soaked.audit)), 0, "lower"),
         Target(

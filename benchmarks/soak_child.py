@@ -33,7 +33,9 @@ POINTS: Mapping[str, tuple[str, ...]] = {
     "optimizer": ("optimizer.before", "optimizer.after"),  # after: the weights have changed, nothing is written
     "commit": ("commit.before", "commit.after"),  # before: the archive has the step, the ledger does not
     "publish": ("publish.during", "publish.after"),  # during: one tensor is copied; after: not announced
-    "rank": ("rank.before", "rank.after"),  # around the optimizer of rank 1
+    "checkpoint": ("gather.before", "checkpointed.before"),  # the second: written, and the store does not know of it
+    # Rank 1: around its optimizer, on its way to the next command, and to what it gives to be published or saved.
+    "rank": ("rank.before", "rank.after", "told.before", "give.before", "rank-gather.before"),
 }
 """Phase -> its points, of processes that end themselves."""
 
@@ -84,14 +86,26 @@ def arm_collector() -> None:
     around(SimulatedEngine, "activate", "activate")
 
 
-def arm_learner(optimizer: str) -> None:
-    """optimizer: the name of the point around an update of its step."""
+def arm_rank() -> None:
     from asyncrl.learners.optimize import Optimizer
+    from asyncrl.learners.parallel import Sharded
+
+    around(Optimizer, "update", "rank")
+    around(Sharded, "told", "told")
+    around(Sharded, "give", "give")
+    around(Sharded, "gather", "rank-gather")
+
+
+def arm_learner() -> None:
+    from asyncrl.learners.optimize import Optimizer
+    from asyncrl.learners.parallel import Sharded
     from asyncrl.weights.image import Images
 
     around(RedisBuffer, "lease", "lease")
     around(RedisBuffer, "commit", "commit")
-    around(Optimizer, "update", optimizer)
+    around(RedisBuffer, "checkpointed", "checkpointed")
+    around(Optimizer, "update", "optimizer")
+    around(Sharded, "gather", "gather")
     write = Images.write
 
     def writing(self: Images, weights: Any, source: Iterable[Any], **rest: Any) -> Any:
@@ -126,7 +140,7 @@ def main() -> None:
     if role == "collector":
         arm_collector()
     elif role == "learner":
-        arm_learner("rank" if "--rank" in sys.argv else "optimizer")
+        arm_rank() if "--rank" in sys.argv else arm_learner()
     runpy.run_module("asyncrl.cli.main", run_name="__main__")
 
 

@@ -22,8 +22,8 @@ from asyncrl.runtime.tail import JsonLines, last_lines
 OUTSIDE = ("store", "launcher")
 """What is killed from outside: neither works in phases of its own."""
 
-ENDING = ("leased", "optimizer", "commit", "publish", "rank", "launcher")
-"""Phases of processes whose end is the run's end."""
+ENDING = ("launcher",)
+"""Phases of processes whose end is the run's end; all others are started again by the launcher."""
 
 GROUPS_PER_STEP, GROUP_SIZE = 4, 4
 

@@ -76,6 +76,11 @@ class PhaseFile:
             log.warning("`asyncrl status` will not know that the learner is %s: %s", now.phase, error)
 
 
+def forget(run_dir: Path) -> None:
+    """A new learner is about to start: what the one before said of itself is not about it."""
+    (run_dir / FILE).unlink(missing_ok=True)
+
+
 def read(run_dir: Path) -> LearnerPhase | None:
     """What the learner of this folder last said; None if it never said anything. Raises ValueError for a file that
     something else wrote."""

@@ -24,7 +24,8 @@ def summarise(
 ) -> dict[str, Any]:
     """The summary of a run that ends with `weights`. Steps and evaluations of rewound branches do not count; those
     before a resume do. seconds: of this learner. stats: the buffer's last."""
-    steps = surviving_steps(read_metrics(run_dir / "metrics.jsonl"))
+    records = read_metrics(run_dir / "metrics.jsonl")
+    steps = surviving_steps(records)
     evaluations = {
         name: result
         for name, result in stored_evaluations(run_dir / "eval").items()
@@ -61,6 +62,7 @@ def summarise(
         "age_max": max((step["age/max"] for step in steps if step["age/max"] is not None), default=None),
         "age_mean": _mean_age(steps),
         "learner_wait_share": waited,
+        "restarts": sum(record.get("event") == "restart" for record in records),
         "checkpoint": str(checkpoint),
         "archive": str(run_dir / "archive"),
         "metrics": str(run_dir / "metrics.jsonl"),

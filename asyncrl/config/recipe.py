@@ -244,6 +244,7 @@ class Learner(Section, frozen=True, kw_only=True):
     rate_by_ess: bool = False  # rate x sqrt(effective sample size of whole answers / their number), if below 0.9
     min_ess: Annotated[float, Meta(gt=0, lt=1)] | None = None  # share of answers below which a step is low
     max_low_ess_steps: Positive = 5  # low steps in a row that end the run; min_ess null: below 0.1 they are warned of
+    max_restarts: NonNegative = 3  # of a learner that died, without a newer checkpoint in between; one that fails: none
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
 
 

@@ -109,13 +109,14 @@ def find(run: str | None) -> Path:
 
 
 @contextmanager
-def locked(folder: Path, role: str) -> Iterator[None]:
-    """Hold the folder's lock for `role` (run, learner): one process at a time. Raises RunFolderError if it is held."""
+def locked(folder: Path, role: str, *, wait_s: float = LOCK_S) -> Iterator[int]:
+    """Hold the folder's lock for `role` (run, learner): one process at a time, and those that inherit the open file
+    that this yields. Blocks; raises RunFolderError if it is held for `wait_s` seconds more."""
     path = folder / f"{role}.lock"
     with _one_error(folder):
         lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
-        deadline = time.monotonic() + LOCK_S
+        deadline = time.monotonic() + wait_s
         while True:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -129,7 +130,7 @@ def locked(folder: Path, role: str) -> Iterator[None]:
                 time.sleep(0.1)
         os.ftruncate(lock, 0)
         os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
-        yield
+        yield lock
     finally:
         os.close(lock)
 

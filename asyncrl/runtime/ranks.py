@@ -13,8 +13,8 @@ import signal
 import tempfile
 import time
 from asyncio import FIRST_COMPLETED
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,6 +24,7 @@ import psutil
 from asyncrl.config.recipe import Recipe, to_builtins
 from asyncrl.learners.lost import RankLost
 from asyncrl.runtime.children import Child, how_it_ended
+from asyncrl.runtime.folder import locked
 
 if TYPE_CHECKING:
     from asyncrl.learners.parallel import Meeting, Ranks, Sharded, Watch
@@ -40,6 +41,10 @@ NOTICE_S = 5.0
 LEAVE_S = 10.0
 """What a rank gets to leave when training is over."""
 
+GONE_S = 60.0
+"""For what is left of a learner that was killed to give back its memory, a GPU's too. The kernel ends it at once, but a
+process of many GiB takes its time."""
+
 MARGIN_S = 120.0
 """Of the silence that the other ranks bear, beyond the limits of what rank 0 waits for meanwhile."""
 
@@ -47,7 +52,8 @@ MARGIN_S = 120.0
 @asynccontextmanager
 async def ranks_of(recipe: Recipe, *, url: str, folder: Path, stop: asyncio.Event) -> AsyncIterator[Ranks | None]:
     """The ranks of a learner that trains into `folder`, seen from rank 0, which is this process; None if stopped while
-    they came together. Raises RankLost if one does not come."""
+    they came together. Raises RankLost if one does not come, RunFolderError if those of a learner that was killed are
+    still there."""
     size = recipe.learner.ranks
     if size == 1 and not (recipe.learner.cpu_offload and await asyncio.to_thread(_has_gpu)):
         from asyncrl.learners.parallel import ALONE
@@ -62,10 +68,11 @@ async def ranks_of(recipe: Recipe, *, url: str, folder: Path, stop: asyncio.Even
             finally:
                 ranks.close()
         return
-    with tempfile.TemporaryDirectory(prefix="asyncrl-ranks-") as meeting:
+    with tempfile.TemporaryDirectory(prefix="asyncrl-ranks-") as meeting, ExitStack() as held:
+        lock = await asyncio.to_thread(held.enter_context, locked(folder, "learner", wait_s=GONE_S))
         processes = RankProcesses(size, folder=folder, meeting=Path(meeting), limit_s=recipe.run.no_progress_s)
         try:
-            await processes.start(recipe, url)
+            await processes.start(recipe, url, inherits=[lock])
             # They import for seconds; so does this process, at the same time.
             await asyncio.to_thread(importlib.import_module, "asyncrl.learners.service")
             if not await processes.met(stop):
@@ -128,11 +135,11 @@ class RankProcesses:
         self._leaving = False
         self._lost = ""  # which rank ended first, and how
 
-    async def start(self, recipe: Recipe, url: str) -> None:
-        """Start them all; each says in the meeting's folder that it has come."""
+    async def start(self, recipe: Recipe, url: str, *, inherits: Sequence[int] = ()) -> None:
+        """Start them all, with these open files; each says in the meeting's folder that it has come."""
         document = msgspec.json.encode(to_builtins(recipe))
         for rank, child in self._numbered():
-            await child.start({"ASYNCRL_BUFFER": url}, stdin=document)
+            await child.start({"ASYNCRL_BUFFER": url}, stdin=document, inherits=inherits)
             child.exited.add_done_callback(lambda _, rank=rank, child=child: self._on_exit(rank, child))  # type: ignore[misc]
 
     async def met(self, stop: asyncio.Event) -> bool:

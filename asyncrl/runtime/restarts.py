@@ -1,11 +1,11 @@
-"""When a dead collector or store is started again, and when the run gives up. Pure: time and progress are arguments."""
+"""When a dead process is started again, and when the run gives up. Pure: time and progress are arguments."""
 
 from __future__ import annotations
 
 from collections import deque
 
 LIMIT = 5
-"""Restarts without progress that are tried within WINDOW_S; one more ends the run."""
+"""Restarts of a collector or a store without progress that are tried within WINDOW_S; one more ends the run."""
 
 WINDOW_S = 600.0
 FIRST_DELAY_S = 1.0
@@ -13,11 +13,14 @@ LONGEST_DELAY_S = 30.0
 
 
 class Restarts:
-    """The restarts of one process. A step of the learner since the last death is progress and clears the count."""
+    """The restarts of one process. Progress since the last death clears the count: more finished steps of the run, or
+    whatever else the process is there for. A death that is longer ago than `window_s` does not count."""
 
-    def __init__(self) -> None:
+    def __init__(self, limit: int = LIMIT, *, window_s: float = WINDOW_S) -> None:
+        self.limit = limit
+        self._window_s = window_s
         self._deaths: deque[float] = deque()
-        self._step = 0
+        self._progress = 0
         self._next: float | None = None
 
     @property
@@ -37,15 +40,15 @@ class Restarts:
         """Deaths that count now."""
         return len(self._deaths)
 
-    def died(self, now: float, step: int) -> float | None:
-        """Seconds to wait before the next start; None: give up. `now` is monotonic, `step` the run's finished steps."""
-        if step > self._step:
+    def died(self, now: float, progress: int) -> float | None:
+        """Seconds to wait before the next start; None: give up. `now` is monotonic."""
+        if progress > self._progress:
             self._deaths.clear()
-            self._step = step
-        while self._deaths and now - self._deaths[0] > WINDOW_S:
+            self._progress = progress
+        while self._deaths and now - self._deaths[0] > self._window_s:
             self._deaths.popleft()
         self._deaths.append(now)
-        if len(self._deaths) > LIMIT:
+        if len(self._deaths) > self.limit:
             return None
         delay = float(min(LONGEST_DELAY_S, FIRST_DELAY_S * 2 ** (len(self._deaths) - 1)))
         self._next = now + delay

@@ -1,7 +1,7 @@
 """`asyncrl run`: store, learner and collector as children of one process that watches them and does nothing else.
 
-It starts what a person could start by hand, with the same commands. The learner's end is the run's end; a collector or
-a store that dies is started again. Whatever happens to this process, no child outlives it (see `tether`).
+It starts what a person could start by hand, with the same commands. The learner's end is the run's end; a process that
+dies is started again. Whatever happens to this process, no child outlives it (see `tether`).
 """
 
 from __future__ import annotations
@@ -16,17 +16,16 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from asyncrl.buffers.base import BufferError, Stats
 from asyncrl.buffers.blocked import IN_MESSAGE, process_state
 from asyncrl.buffers.remote import RedisBuffer
 from asyncrl.buffers.server import EmbeddedServer
 from asyncrl.buffers.store import Store, open_store
-from asyncrl.config.recipe import Recipe, to_builtins
+from asyncrl.config.recipe import Recipe
 from asyncrl.learners.phase import read as read_phase
-from asyncrl.runtime.children import Child
+from asyncrl.runtime.children import Child, how_it_ended
 from asyncrl.runtime.hopeless import causes, nothing_usable
+from asyncrl.runtime.learner_keeper import LearnerKeeper
 from asyncrl.runtime.models import BUILTIN_TINY
 from asyncrl.runtime.preflight import EMBEDDED
 from asyncrl.runtime.restarts import LIMIT, WINDOW_S, Restarts
@@ -46,7 +45,8 @@ LEAVE_S = 10.0
 """What a collector gets to leave after the learner has ended."""
 
 HANG_S = 120.0
-"""Beyond run.no_progress_s, after which the learner ends by itself and says why, the learner itself must hang."""
+"""Beyond run.no_progress_s, after which the learner ends by itself and says why, the learner itself must hang, and is
+taken for dead."""
 
 SHUTDOWN_S = 50.0
 """Beyond the learner's grace: for collectors, sinks and the store to end in order."""
@@ -65,8 +65,9 @@ class Supervisor:
         self._console = RunConsole(recipe.run.max_steps, terminal=sys.stdout.isatty(), file=sys.stdout)
         self._metrics = JsonLines(folder / "metrics.jsonl", from_end=resume)
         self._sinks = Sinks(recipe, folder, resume=resume)
-        self._learner = self._child("learner", "learner", "-", "--run-dir", str(folder), *["--resume"] * resume)
-        self._collector = self._child("collector-0", "collector", "--run", recipe.run.name, "--name", "collector-0")
+        self._learner = LearnerKeeper(recipe, folder, resume=resume)
+        arguments = ["collector", "--run", recipe.run.name, "--name", "collector-0"]
+        self._collector = Child("collector-0", arguments, log=folder / "logs" / "collector-0.log")
         self._restarts = Restarts()
         self._step = 0
         self._moved = time.monotonic()
@@ -83,11 +84,11 @@ class Supervisor:
             try:
                 self._console.note(self._beginning())
                 await self._sinks.start()
-                await self._learner.start(environment, stdin=msgspec.json.encode(to_builtins(self._recipe)))
+                await self._learner.start(environment)
                 await self._collector.start(environment)
                 return await self._watch(url, environment, stop)
             finally:
-                await self._learner.kill()
+                await self._learner.process.kill()
                 await self._collector.kill()
                 for line in await self._sinks.close():
                     self._console.note(line)
@@ -113,24 +114,24 @@ class Supervisor:
         )
         return f"starting learner and collector, which log to {self._folder / 'logs'}{made}"
 
-    def _child(self, name: str, *arguments: str) -> Child:
-        return Child(name, arguments, log=self._folder / "logs" / f"{name}.log")
-
     async def _watch(self, url: str, environment: dict[str, str], stop: asyncio.Event) -> int:
         stopping = asyncio.create_task(stop.wait())
         try:
             while True:
                 await self._next_event(stopping)
                 lost = None if self._keeper is None else self._keeper.tend(self._step)
+                running = (
+                    self._learner.process.running
+                )  # before the look: it then sees all that the learner has written
                 await self._look(url)
                 if stop.is_set():
                     return await self._stop_all()
-                if not self._learner.running:
-                    return await self._learner_ended()
                 if (failure := lost or self._trouble()) is not None:
                     self.failure = failure
                     await self._stop_all()
                     return 1
+                if (code := await self._tend_learner(environment, running)) is not None:
+                    return code
                 if (code := await self._tend_collector(environment)) is not None:
                     await self._stop_all()
                     return code
@@ -138,7 +139,9 @@ class Supervisor:
             stopping.cancel()
 
     async def _next_event(self, stopping: asyncio.Task[bool]) -> None:
-        waited: set[asyncio.Task[Any]] = {stopping, self._learner.exited}
+        waited: set[asyncio.Task[Any]] = {stopping}
+        if self._learner.process.running:
+            waited.add(self._learner.process.exited)
         if not self._restarts.waiting and self._collector.running:
             waited.add(self._collector.exited)
         await asyncio.wait(waited, timeout=TICK_S, return_when=asyncio.FIRST_COMPLETED)
@@ -150,11 +153,49 @@ class Supervisor:
         ):
             log = self._collector.log
             return "\n".join([failed, *causes(log), f"Its log: {log}"])
-        limit = self._recipe.run.no_progress_s + HANG_S
-        if time.monotonic() - self._moved > limit:
-            silent = f"no step for {limit:.0f} s and no word from the learner"
-            return "\n".join([silent, *self._who_waits(), self._learner.last_words()])
         return None
+
+    async def _tend_learner(self, environment: dict[str, str], running: bool) -> int | None:
+        """Start the learner again where it died; the run's exit code where it has ended. `running`: it was, a moment
+        ago."""
+        if self._keeper is not None and self._keeper.down:  # with the store there is the answer to which of the two
+            return None
+        if self._learner.waiting:
+            if self._learner.due():
+                await self._learner.start(environment)
+                self._moved = time.monotonic()
+            return None
+        if running:
+            limit = self._recipe.run.no_progress_s + HANG_S
+            if time.monotonic() - self._moved <= limit:
+                return None
+            reason = f"no step for {limit:.0f} s and no word from the learner"
+            return await self._learner_died(reason, [reason, *self._who_waits()])
+        if self._learner.has_died(self._stats):
+            return await self._learner_died(self._learner.reason(), [])
+        return await self._learner_ended()
+
+    async def _learner_died(self, reason: str, words: list[str]) -> int | None:
+        """Have it started again; the exit code where that has been tried often enough. `words`: that end the run then,
+        before the learner's own."""
+        words = [*words, self._learner.process.last_words(), *self._stopped_collector()]
+        if await self._learner.plan_restart(reason):
+            return None
+        tried = self._learner.tried()
+        await self._finish(" ".join([*tried, reason]))
+        self.failure = "\n".join([*tried, *words])
+        await self._end_collector(LEAVE_S)
+        return 1
+
+    async def _finish(self, error: str) -> None:
+        """Tell collectors, on other hosts too, that nobody will train what they make."""
+        if self._buffer is None:
+            return
+        try:
+            async with asyncio.timeout(STATS_S):
+                await self._buffer.finish(error=error)
+        except (BufferError, OSError, TimeoutError) as second:
+            self._console.note(f"collectors could not be told that the run failed: {second}")
 
     def _who_waits(self) -> list[str]:
         """By the last look into the store; nothing where there never was one."""
@@ -184,25 +225,29 @@ class Supervisor:
             )
             return 1
         self._console.note(
-            f"{self._collector.name} ended with code {code}; starting it again in {delay:.0f} s "
+            f"{self._collector.name} {how_it_ended(code)}; starting it again in {delay:.0f} s "
             f"({self._restarts.count} of {LIMIT}); its log: {self._collector.log}"
         )
         return None
 
     async def _learner_ended(self) -> int:
-        code = self._learner.exited.result()
+        learner = self._learner.process
+        code = learner.exited.result()
         stopped = self._stopped_collector()
-        if code == 0:  # the store has told the collector that the run has ended
-            await self._collector.ended(LEAVE_S)
-        self._collector.terminate()
-        await self._collector.ended(LEAVE_S)
+        await self._end_collector(LEAVE_S if code == 0 else 0.0)  # the store has told it that the run has ended
         if code == 0:
             return 0
         if code == USAGE:
-            self.failure = self._learner.complaint() or self._learner.last_words()
+            self.failure = learner.complaint() or learner.last_words()
             return USAGE
-        self.failure = "\n".join([self._learner.last_words(), *stopped])
+        self.failure = "\n".join([learner.last_words(), *stopped])
         return 1
+
+    async def _end_collector(self, by_itself_s: float) -> None:
+        """See it end, at first by itself."""
+        await self._collector.ended(by_itself_s)
+        self._collector.terminate()
+        await self._collector.ended(LEAVE_S)
 
     def _stopped_collector(self) -> list[str]:
         """The collector, if it is there but does nothing: the store forgets one that it has given up."""
@@ -212,10 +257,10 @@ class Supervisor:
 
     async def _stop_all(self) -> int:
         """Let the learner checkpoint within the grace, then let go."""
-        self._learner.terminate()
+        self._learner.process.terminate()
         self._collector.terminate()
         deadline = time.monotonic() + self._recipe.run.grace_s
-        while not await self._learner.ended(TICK_S):
+        while not await self._learner.process.ended(TICK_S):
             if self._keeper is not None:  # the learner needs the store to the end
                 self._keeper.tend(self._step)
             if time.monotonic() > deadline:
@@ -230,6 +275,7 @@ class Supervisor:
             if "step" in record and "event" not in record:
                 self._step = int(record["step"])
                 self._moved = time.monotonic()
+            self._learner.on_record(record)
             self._console.on_record(record)
         for line in self._sinks.news():
             self._console.note(line)

@@ -251,6 +251,12 @@ EVENTS = {
         "about": "the metric: `ess/sequence`, `mismatch/age0`; or `checkpoint`: one could not be written",
         "text": "numbers, and what to look at",
     },
+    "restart": {
+        "reason": "how the learner died",
+        "count": "deaths since the last newer checkpoint",
+        "limit": "`learner.max_restarts`",
+        "delay_s": "seconds until it is started again",
+    },
     "end": {"version": "the last one", "stopped": "before its last step"},
 }
 """event -> its keys; each has `time`, unix seconds, too."""

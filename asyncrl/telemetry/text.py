@@ -314,6 +314,11 @@ def event_line(event: Mapping[str, Any]) -> str:
             f"out of memory: from step {event.get('version', '-')} on a micro-batch has up to "
             f"{event.get('tokens', '-')} tokens, before {event.get('tokens_before', '-')}"
         )
+    if name == "restart":
+        return (
+            f"{event.get('reason', '-')}; starting it again from the newest checkpoint in "
+            f"{number(event.get('delay_s'), 0)} s ({event.get('count', '-')} of {event.get('limit', '-')})"
+        )
     if name == "learning_rate":
         return (
             f"learning rate x {number(event.get('scale'))} from step {event.get('version', '-')} on, before x "

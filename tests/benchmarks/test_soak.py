@@ -13,6 +13,7 @@ from asyncrl.benchmarks.soak import (
     LAST_STEPS,
     PHASES,
     Account,
+    Kill,
     Soaked,
     Struck,
     account,
@@ -124,13 +125,15 @@ def test_each_thing_that_can_go_wrong_misses_a_target_of_its_own() -> None:
 @pytest.mark.faults
 @pytest.mark.slow
 @pytest.mark.timeout(SOAK_LIMIT_S)
-def test_twenty_kills_lose_nothing_and_train_nothing_twice(tmp_path: Path) -> None:
+def test_a_kill_in_each_phase_and_rank_loses_nothing_and_trains_nothing_twice(tmp_path: Path) -> None:
     said: list[str] = []
-    found = soak(tmp_path, schedule(20, seed=1), say=said.append)
+    kills = schedule(len(PHASES), seed=1)
+    kills += [kill for point in POINTS["rank"] if (kill := Kill("rank", point)) not in kills]
+    found = soak(tmp_path, kills, say=said.append)
     assert [kill for kill in found.kills if kill.wrong] == [], said
     assert {kill.phase for kill in found.kills} == set(PHASES)
     assert (found.account.lost, found.account.duplicated) == (0, 0)
-    assert found.account.tickets > 20 * LAST_STEPS
+    assert found.account.tickets > len(kills) * LAST_STEPS
     assert found.audit == ""
 
 

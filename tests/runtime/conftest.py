@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +19,16 @@ START_S = 90.0
 class Run:
     """A run in a folder of its own: its processes and what it wrote."""
 
-    def __init__(self, start: Start, folder: Path, *arguments: str, **environment: str) -> None:
+    def __init__(
+        self, start: Start, folder: Path, *arguments: str, program: Sequence[str] = ASYNCRL, **environment: str
+    ) -> None:
         self.working = folder
-        self.process = start(*ASYNCRL, "run", *arguments, cwd=folder, **environment)
+        self.process = start(*program, "run", *arguments, cwd=folder, **environment)
 
     @property
     def folder(self) -> Path:
-        return next((self.working / "runs").iterdir())
+        """Its own, `out` or the one below `runs`."""
+        return out if (out := self.working / "out").exists() else next((self.working / "runs").iterdir())
 
     def records(self) -> list[dict[str, Any]]:
         try:
@@ -50,8 +53,8 @@ class Run:
 
 @pytest.fixture
 def begin(start: Start, tmp_path: Path) -> Callable[..., Run]:
-    def begin(*arguments: str, steps: int = 2, max_steps: int = 500, **environment: str) -> Run:
-        run = Run(start, tmp_path, "--set", f"run.max_steps={max_steps}", *arguments, **environment)
+    def begin(*arguments: str, steps: int = 2, max_steps: int = 5000, **options: Any) -> Run:
+        run = Run(start, tmp_path, "--set", f"run.max_steps={max_steps}", *arguments, **options)
         assert within(START_S, lambda: len(run.steps()) >= steps or run.process.poll() is not None)
         assert run.process.poll() is None, run.process.communicate()
         return run

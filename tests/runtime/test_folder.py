@@ -1,6 +1,8 @@
 import json
 import os
 import re
+import subprocess
+import sys
 import time
 
 import pytest
@@ -81,4 +83,22 @@ def test_the_folder_of_a_live_run_is_refused_and_free_again_after_it(monkeypatch
     with folders.locked(folder, "run"), refused, folders.locked(folder, "run"):
         pass
     with folders.locked(folder, "run"):
+        pass
+
+
+def test_a_lock_is_held_by_those_who_inherit_its_file_too(tmp_path):
+    """As a learner's ranks do: whoever comes after a learner that was killed waits for them."""
+    hold = "import sys; print('here', flush=True); sys.stdin.read()"
+    with folders.locked(tmp_path, "learner") as lock:
+        child = subprocess.Popen(
+            [sys.executable, "-c", hold], stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=[lock], text=True
+        )
+    try:
+        assert child.stdout.readline() == "here\n"
+        refused = pytest.raises(RunFolderError, match="in use by a live learner")
+        with refused, folders.locked(tmp_path, "learner", wait_s=0.2):
+            pass
+    finally:
+        child.communicate(timeout=20)
+    with folders.locked(tmp_path, "learner", wait_s=0.2):
         pass
