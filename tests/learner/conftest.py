@@ -148,6 +148,12 @@ def lean_ranks() -> ModuleType:
 
 
 @pytest.fixture(scope="session")
+def resharding() -> ModuleType:
+    """The module `resharding`."""
+    return _load("resharding")
+
+
+@pytest.fixture(scope="session")
 def broken_ranks() -> ModuleType:
     """The module `broken_ranks`."""
     return _load("broken_ranks")

@@ -12,7 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
+from asyncrl.learners.checkpoint import find_resumable
 from asyncrl.learners.parallel import ALONE
 from asyncrl.learners.shares import balance, group_loads, share_of
 from asyncrl.learners.step import accumulate
@@ -71,16 +73,21 @@ def alone(folder: Path, ranked: Any) -> dict[str, Any]:
 def together(folder: Path, size: int) -> dict[str, Any]:
     """The outcome of `size` processes."""
     (folder / f"meeting-{size}").mkdir()
-    script = str(Path(__file__).with_name("ranked_steps.py"))
-    processes = [subprocess.Popen([sys.executable, script, str(rank), str(size), str(folder)]) for rank in range(size)]
+    run_ranks("ranked_steps.py", size, str(folder))
+    found: dict[str, Any] = torch.load(folder / f"outcome-{size}.pt", weights_only=False)
+    return found
+
+
+def run_ranks(script: str, size: int, *arguments: str) -> None:
+    """`python SCRIPT RANK SIZE ARGUMENTS` for each rank, until all have ended well."""
+    command = [sys.executable, str(Path(__file__).with_name(script))]
+    processes = [subprocess.Popen([*command, str(rank), str(size), *arguments]) for rank in range(size)]
     try:
         assert [process.wait(LIMIT_S) for process in processes] == [0] * size
     finally:
         for process in processes:
             process.kill()
             process.wait(10)
-    found: dict[str, Any] = torch.load(folder / f"outcome-{size}.pt", weights_only=False)
-    return found
 
 
 def close(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
@@ -161,3 +168,47 @@ def test_these_groups_can_tell_a_denominator_of_each_ranks_own(
             p.grad = before[name] + (p.grad - before[name]) / (2 * seen.tokens)
     right = alone["whole"]["gradients"]
     assert max(float((p.grad - right[name]).abs().max()) for name, p in model.named_parameters()) > 1e-4
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_any_number_of_ranks_goes_on_from_a_checkpoint_with_all_of_its_bits(folder: Path, resharding: Any) -> None:
+    """From one rank to two, four and one again, a step each. What is loaded, whole or cut, is what was saved."""
+    resharding.go_on(ALONE, folder, None)
+    source = folder / "after-1"
+    for size in (2, 4):
+        (folder / f"resharding-{size}").mkdir()
+        run_ranks("resharding.py", size, str(folder), str(source))
+        assert_loaded_as_saved(folder / f"again-{size}", source, ranks=size)
+        source = folder / f"after-{size}"
+    resharding.go_on(ALONE, folder, source)
+    assert_loaded_as_saved(folder / "again-1", source, ranks=1)
+    for name in resharding.RECIPES:
+        last = find_resumable(folder / "after-1" / name)
+        assert last is not None
+        assert last.weights.version == 4
+        assert last.training_state()["optimizer"]["updates"] == 8
+
+
+def assert_loaded_as_saved(again: Path, source: Path, *, ranks: int) -> None:
+    for name in ("whole", "adapted"):
+        before, after = find_resumable(source / name), find_resumable(again / name)
+        assert before is not None
+        assert after is not None
+        assert before.weights == after.weights
+        for path in before.folder.rglob("*.safetensors"):
+            saved, loaded = load_file(path), load_file(after.folder / path.relative_to(before.folder))
+            assert saved.keys() == loaded.keys()
+            assert all(torch.equal(tensor, loaded[key]) for key, tensor in saved.items()), (again, path)
+        old, new = before.training_state(), after.training_state()
+        moments, same = old["optimizer"].pop("adam")["state"], new["optimizer"].pop("adam")["state"]
+        assert old["optimizer"] == new["optimizer"]
+        assert moments.keys() == same.keys()
+        for index, kept in moments.items():
+            assert float(kept["exp_avg_sq"].abs().max()) > 0
+            assert all(torch.equal(tensor, same[index][key]) for key, tensor in kept.items()), (again, index)
+        # Each rank goes on with its random numbers; where there are more than before, the others begin their own.
+        both = min(len(old["rng"]), len(new["rng"]))
+        assert all(torch.equal(old["rng"][rank]["cpu"], new["rng"][rank]["cpu"]) for rank in range(both))
+        assert len(new["rng"]) == ranks
+        assert len({tuple(state["cpu"].tolist()) for state in old["rng"]}) == len(old["rng"])
