@@ -27,7 +27,6 @@ BUFFERS = 2
 CLOSE = 0.9
 """Share of a memory from which on a plan is close to its limit."""
 
-
 FIRST = "rank 0"
 """Where what only the learner's first rank has lies."""
 
@@ -39,7 +38,7 @@ class DoesNotFit(Exception):
 @dataclass(frozen=True, slots=True)
 class Need:
     """What is needed of one memory, bytes. name: for people. certain: the sum of what is; least, most: of all. largest:
-    of what is certain, with its bytes, and of the least of all."""
+    of what is certain, with its bytes, and of the least of all that a recipe can make smaller."""
 
     name: str
     room: Room
@@ -280,7 +279,7 @@ def _need(name: str, room: Room, parts: Iterable[tuple[Part, int]]) -> Need | No
         least=sum(least for _, least, _ in counted),
         most=sum(most for _, _, most in counted),
         largest=max(certain, key=lambda one: one[1]),
-        largest_of_all=max(((part, least) for part, least, _ in counted), key=lambda one: one[1]),
+        largest_of_all=max(((part, least) for part, least, _ in counted if part.keys), key=lambda one: one[1]),
     )
 
 

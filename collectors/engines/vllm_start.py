@@ -30,6 +30,15 @@ ON_A_CPU = {
 """vLLM's arguments where it computes on a CPU and the recipe does not say otherwise."""
 
 
+def chosen(arguments: Mapping[str, Any], *, cpu: bool, gpus: int, place: int) -> dict[str, Any]:
+    """vLLM's arguments for those that are given (None: vLLM's own choice), on a CPU or on one of so many GPUs."""
+    given = {name: value for name, value in arguments.items() if value is not None}
+    if cpu:
+        return {**ON_A_CPU, **given}
+    # Counted by vLLM as here, within CUDA_VISIBLE_DEVICES. Without it every engine would take the first.
+    return {**given, "device_ids": [place % gpus]} if gpus else given
+
+
 def start_vllm(slots: int, arguments: Mapping[str, Any], *, place: int = 0) -> AsyncLLM:
     """vLLM's processes, for these arguments, on one of the GPUs that this process sees, which are dealt out in turn by
     `place`. Blocks for as long as they start; in any thread."""
@@ -45,12 +54,7 @@ def start_vllm(slots: int, arguments: Mapping[str, Any], *, place: int = 0) -> A
 
     if missing := [name for name in ("start_weight_update", "update_weight_version") if not hasattr(AsyncLLM, name)]:
         raise EngineError(f"this vLLM has no {missing[0]}: use one from 0.32 on")
-    given = {name: value for name, value in arguments.items() if value is not None}
-    if current_platform.is_cpu():
-        given = {**ON_A_CPU, **given}
-    elif gpus := torch.cuda.device_count():
-        # Counted by vLLM as here, within CUDA_VISIBLE_DEVICES. Without it every engine would take the first.
-        given["device_ids"] = [place % gpus]
+    given = chosen(arguments, cpu=current_platform.is_cpu(), gpus=torch.cuda.device_count(), place=place)
     return AsyncLLM.from_engine_args(
         AsyncEngineArgs(
             **given,
