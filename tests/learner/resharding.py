@@ -1,7 +1,7 @@
 """A checkpoint that any number of ranks goes on from: `python resharding.py RANK SIZE FOLDER SOURCE`, or `go_on` alone.
 
-FOLDER holds model/ and groups/*.arrow. SOURCE has a checkpoint in whole/ and one in adapted/. What each was loaded as goes
-to FOLDER/again-SIZE/, and what it is after another step to FOLDER/after-SIZE/.
+FOLDER holds model/ and groups/*.arrow. SOURCE has a checkpoint in whole/ and one in adapted/. What each was loaded as
+goes to FOLDER/again-SIZE/, and what it is after another step to FOLDER/after-SIZE/.
 """
 
 from __future__ import annotations
