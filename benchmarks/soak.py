@@ -25,7 +25,8 @@ from typing import Literal, NamedTuple
 
 from asyncrl.benchmarks.frame import Measured, Row, Say, Target
 from asyncrl.benchmarks.soak_child import POINTS, SABOTAGE
-from asyncrl.benchmarks.soak_run import ENDING, GROUP_SIZE, GROUPS_PER_STEP, OUTSIDE, Ended, Hung, SoakRun
+from asyncrl.benchmarks.soak_run import ENDING, GROUP_SIZE, GROUPS_PER_STEP, OUTSIDE, SoakRun
+from asyncrl.benchmarks.watched_run import Ended, Hung
 from asyncrl.buffers.archive import Archive
 
 PHASES = (*POINTS, *OUTSIDE)
@@ -108,7 +109,7 @@ def soak(folder: Path, kills: Sequence[Kill], *, say: Say, sabotage: str = "", e
     source = random.Random(1)
     done: list[Struck] = []
     with SoakRun(folder, sabotage=sabotage, every_steps=every_steps) as run:
-        run.start()
+        run.begin()
         run.steps(FIRST_STEPS)
         for phase, point in kills:
             at = time.monotonic()
@@ -117,12 +118,12 @@ def soak(folder: Path, kills: Sequence[Kill], *, say: Say, sabotage: str = "", e
                 run.kill(point)
                 at = time.monotonic()
                 if phase in ENDING:
-                    run.resume()
+                    run.go_on()
                 run.steps(source.randint(*BETWEEN))
             except (Hung, Ended) as error:
                 wrong = "hung" if isinstance(error, Hung) else "ended"
                 say(f"kill {len(done) + 1}, {point}: {error}")
-                run.resume(by_force=True)
+                run.go_on(by_force=True)
                 run.steps(BETWEEN[0])
             done.append(Struck(phase, point, wrong, time.monotonic() - at))
             say(f"kill {len(done)} of {len(kills)}, {point}: went on after {done[-1].seconds:.1f} s")
