@@ -22,7 +22,7 @@ from asyncrl.benchmarks.frame import Measured, Row, Say, Target
 from asyncrl.benchmarks.resume_child import DRAWS, LEFT_OUT, MODULE, MOMENTS
 from asyncrl.benchmarks.resume_left import Left, difference, left_by
 from asyncrl.benchmarks.runs import RUN_LIMIT_S
-from asyncrl.benchmarks.watched_run import WatchedRun
+from asyncrl.benchmarks.watched_run import ASYNCRL, WatchedRun
 from asyncrl.telemetry.metrics import read_metrics
 
 STEPS, EVERY_STEPS = 12, 3
@@ -127,10 +127,8 @@ def killed(folder: Path, kind: Kind, kill: Kill, wanted: Left) -> Row:
 
     Raises RunError: it does not end well, or hangs."""
     began = time.monotonic()
-    run = WatchedRun(folder)
-    if kind.left_out:
-        run = WatchedRun(folder, module=MODULE, environment={LEFT_OUT: kind.left_out})
-    with run:
+    module, environment = (MODULE, {LEFT_OUT: kind.left_out}) if kind.left_out else (ASYNCRL, {})
+    with WatchedRun(folder, module=module, environment=environment) as run:
         run.start({**SETTINGS, "buffer.max_trajectory_age": kind.age, **kind.settings})
         run.steps(kill.after - 1)
         before = time.monotonic()

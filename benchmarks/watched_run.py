@@ -18,6 +18,8 @@ import psutil
 from asyncrl.benchmarks.runs import RunError
 from asyncrl.runtime.tail import JsonLines, last_lines
 
+ASYNCRL = "asyncrl.cli.main"
+
 HANG_S = 120.0
 """Without a step, or the end that was due, for so long, a run counts as hung. What it may need: three processes that
 import torch on two cores, and the 30 s after which a silent collector counts as lost."""
@@ -37,9 +39,7 @@ class WatchedRun:
     """One run, in `run` of the new folder `folder`. As a context: whatever is left of its processes at the end is
     killed."""
 
-    def __init__(
-        self, folder: Path, *, module: str = "asyncrl.cli.main", environment: Mapping[str, str] | None = None
-    ) -> None:
+    def __init__(self, folder: Path, *, module: str = ASYNCRL, environment: Mapping[str, str] | None = None) -> None:
         """module: what is started as `asyncrl`, with `environment` beside this process's."""
         self.folder = folder / "run"
         self.finished = 0  # steps seen, those that were made again included
