@@ -8,6 +8,7 @@ BENCHMARKS = {
     "engines": ("asyncrl.benchmarks.engines", "Tokens/s against generate(), log-probs against the learner."),
     "first-run": ("asyncrl.benchmarks.first_run", "The default run on seeds 0-4: does it learn, how fast."),
     "honest-ages": ("asyncrl.benchmarks.honest_ages", "Is the age bound a bound, and are the versions true?"),
+    "learner": ("asyncrl.benchmarks.learner", "A step: packed, shared, against TRL's; memory; checkpoint stalls."),
     "loss": ("asyncrl.benchmarks.loss", "Log-probs at a real vocabulary: memory and time against log_softmax."),
     "memory": ("asyncrl.benchmarks.memory", "A run's memory by plan, against the peak of real runs."),
     "pipeline": ("asyncrl.benchmarks.pipeline", "What the age bound costs, policy by policy, against the model."),

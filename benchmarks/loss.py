@@ -127,7 +127,8 @@ def _apart(one: Tensor, other: Tensor, tokens: int) -> float:
 
 @contextmanager
 def side(name: str, problem: Problem) -> Iterator[Callable[[], Pass]]:
-    """A process that holds the problem and makes a pass whenever it is called."""
+    """A process that holds the problem and makes a pass whenever it is called. name: a side of `compare`, or `at-once`,
+    the learner's way for few logits."""
     context = multiprocessing.get_context("spawn")
     mine, its = context.Pipe()
     process = context.Process(target=_serve, args=(its, name, problem, torch.get_num_threads()), daemon=True)
@@ -159,7 +160,8 @@ def _serve(calls: Connection, name: str, problem: Problem, threads: int) -> None
     torch.set_num_threads(threads)
     if name == "whole":
         predictions.BLOCK = predictions.LOGITS = problem.tokens * problem.vocabulary
-    logprobs = _plain if name == "plain" else partial(_by_blocks, spread=name == "spread")
+    others: dict[str, Callable[..., Tensor]] = {"plain": _plain, "at-once": _at_once}
+    logprobs = others.get(name) or partial(_by_blocks, spread=name == "spread")
     inputs, weights = _inputs(problem)
     before = psutil.Process().memory_info().rss  # type: ignore[no-untyped-call]
     while True:
@@ -191,6 +193,11 @@ def _inputs(problem: Problem) -> tuple[tuple[Any, ...], Tensor]:
 
 def _plain(hidden: Tensor, weight: Tensor, _bias: None, _rows: Tensor, targets: Tensor) -> Tensor:
     return torch.log_softmax(hidden @ weight.T, dim=-1).gather(1, targets[:, None]).squeeze(1)
+
+
+def _at_once(hidden: Tensor, weight: Tensor, _bias: None, rows: Tensor, targets: Tensor) -> Tensor:
+    """As a pass of the learner's with few logits."""
+    return predictions.predicted_plainly(hidden @ weight.T, rows, targets, spread=True).logprobs
 
 
 def _by_blocks(*inputs: Any, spread: bool) -> Tensor:
