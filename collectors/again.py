@@ -14,8 +14,8 @@ time, the second. Lost a third time it ends: what takes processes with it must n
 
 async def play(episode: Episode, player: Player, sampler: Sampler) -> Played:
     """`player.play`, and from the beginning again when something that the episode needs was lost: another sample of the
-    same prompt each time. Of what was sampled before, no row says anything. Raises EpisodeLost after the last try, and
-    what else `play` raises."""
+    same prompt each time, unless it is to have the same draws. Of what was sampled before, no row says anything. Raises
+    EpisodeLost after the last try, and what else `play` raises."""
     for pause_s in PAUSES_S:
         try:
             return await player.play(episode, sampler)
