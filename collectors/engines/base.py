@@ -27,7 +27,7 @@ KvMode = Literal["keep", "recompute"]
 
 def request_seed(run: str, ticket: int, attempt: int, member: int, turn: int, *, again: int = 0) -> int:
     """The seed of one request, a pure function of what it is: 63 bits of blake2b, the same on every machine.
-    again: how often its episode was begun again. With `run.deterministic` both that and attempt are 0 (`episode.py`)."""
+    again: how often its episode was begun again. With `run.deterministic` it and attempt are 0 (`episode.py`)."""
     name = f"{run}/{ticket}/{attempt}/{member}/{turn}" + (f"+{again}" if again else "")
     digest = blake2b(name.encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1
