@@ -25,8 +25,8 @@ def gathered(ranks: Ranks, device: torch.device) -> list[State]:
 
 
 def restore(states: Sequence[State], rank: int, device: torch.device) -> None:
-    """Continue where the checkpoint left this rank. One that it has not, of a learner with fewer ranks, goes on with
-    the numbers that its process began with."""
+    """Continue where the checkpoint left this rank. One that it has not, of a learner with fewer ranks, keeps the
+    numbers that it has."""
     if rank >= len(states):
         return
     torch.set_rng_state(states[rank]["cpu"])

@@ -105,12 +105,11 @@ class Trainer:
         if recipe.learner.gradient_checkpointing:
             recompute_layers(model)
         optimizer = Optimizer(model, recipe.learner, ranks)
+        torch.manual_seed(recipe.run.seed + ranks.rank)  # each process is seeded anew by torch
         if checkpoint is not None:
             state = checkpoint.training_state()
             optimizer.load_state_dict(state["optimizer"])
-            restore(state["rng"], ranks.rank, model.device)
-        else:  # torch seeds each process anew
-            torch.manual_seed(recipe.run.seed + ranks.rank)
+            restore(state["rng"], ranks.rank, compute_device(model))
         history = None
         if recipe.objective.proximal == "behaviour-version":
             history = History(
@@ -139,7 +138,7 @@ class Trainer:
     def resumable(self, keep: Keep = live) -> tuple[dict[str, Any], list[State]]:
         """What of a checkpoint is not weights: the optimizer's state, of which `keep` says what is given, and every
         rank's random numbers. A collective; of use on rank 0."""
-        return self.optimizer.state_dict(keep), gathered(self.ranks, self.model.device)
+        return self.optimizer.state_dict(keep), gathered(self.ranks, compute_device(self.model))
 
     def restart(self, version: int) -> None:
         """Forget the versions before this one, as a learner that starts from its checkpoint has."""
