@@ -13,6 +13,7 @@ from asyncrl.cli.errors import FAILED, Failure
 from asyncrl.cli.options import age_option, grace_option, print_summary, recipe_of, resume_option, set_option, warn_of
 
 if TYPE_CHECKING:
+    from asyncrl.config.devices import Placement
     from asyncrl.config.loading import Loaded
     from asyncrl.config.recipe import Recipe
 
@@ -53,13 +54,13 @@ def run(recipe: str | None, resume: str | None, dry_run: bool, smoke: bool, **op
     with folders.opened(loaded, previous) as folder:
         click.echo(plan.line())
         if smoke:
-            return _smoke(loaded.recipe, whole, folder)
-        code = _supervise(loaded.recipe, folder, resume=previous is not None)
+            return _smoke(loaded.recipe, whole, folder, plan.placement)
+        code = _supervise(loaded.recipe, folder, plan.placement, resume=previous is not None)
         print_summary(folder)
         return code
 
 
-def _smoke(recipe: Recipe, whole: Recipe, folder: Path) -> int:
+def _smoke(recipe: Recipe, whole: Recipe, folder: Path, placement: Placement) -> int:
     """Run the short recipe, and say what worked. Raises Failure: something did not."""
     from asyncrl.runtime.smoke import Short, table
 
@@ -67,7 +68,7 @@ def _smoke(recipe: Recipe, whole: Recipe, folder: Path) -> int:
     failure: Failure | None = None
     code = 0
     try:
-        code = _supervise(recipe, folder, resume=False)
+        code = _supervise(recipe, folder, placement, resume=False)
     except Failure as error:
         failure = error
     short = Short.of(folder, began=began)
@@ -99,12 +100,12 @@ def _dry_run(loaded: Loaded, url: str | None, *, resume: bool) -> int:
     return 0
 
 
-def _supervise(recipe: Recipe, folder: Path, *, resume: bool) -> int:
+def _supervise(recipe: Recipe, folder: Path, placement: Placement, *, resume: bool) -> int:
     from asyncrl.runtime import signals
     from asyncrl.runtime.supervisor import SHUTDOWN_S, Supervisor
 
     click.echo(f"run folder {folder}")
-    supervisor = Supervisor(recipe, folder, resume=resume)
+    supervisor = Supervisor(recipe, folder, placement=placement, resume=resume)
     code = signals.run(supervisor.run, grace_s=recipe.run.grace_s + SHUTDOWN_S)
     if supervisor.failure:
         raise Failure(supervisor.failure, code)

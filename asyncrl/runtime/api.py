@@ -13,6 +13,7 @@ import logging
 import os
 from typing import Any
 
+from asyncrl.config.devices import Placement
 from asyncrl.config.loading import load_recipe
 from asyncrl.runtime import folder as folders
 from asyncrl.runtime import own_loop
@@ -44,15 +45,16 @@ def run(recipe: str | os.PathLike[str] | None = None, *, max_trajectory_age: int
     loaded = load_recipe(source, sections=sections, flags={"max_trajectory_age": max_trajectory_age})
     settings = loaded.recipe
 
-    async def checked(_stop: asyncio.Event) -> None:
+    async def checked(_stop: asyncio.Event) -> Placement:
         url = settings.buffer.url
         plan = await check(settings, url=None if url == EMBEDDED else url, resume=False)
         if warning := plan.check():
             log.warning(warning)
+        return plan.placement
 
-    own_loop.run(checked, grace_s=0.0)
+    placement = own_loop.run(checked, grace_s=0.0)
     with folders.opened(loaded) as folder:
-        supervisor = Supervisor(settings, folder, resume=False)
+        supervisor = Supervisor(settings, folder, placement=placement, resume=False)
         own_loop.run(supervisor.run, grace_s=settings.run.grace_s + SHUTDOWN_S)
     if supervisor.failure:
         raise RunFailed(supervisor.failure)

@@ -21,6 +21,7 @@ from asyncrl.buffers.blocked import IN_MESSAGE, process_state
 from asyncrl.buffers.remote import RedisBuffer
 from asyncrl.buffers.server import EmbeddedServer
 from asyncrl.buffers.store import Store, open_store
+from asyncrl.config.devices import Placement, collector_devices, with_devices
 from asyncrl.config.recipe import Recipe
 from asyncrl.learners.phase import read as read_phase
 from asyncrl.runtime.children import Child, how_it_ended
@@ -56,17 +57,22 @@ USAGE = 2
 
 
 class Supervisor:
-    """One run in one folder. `run` returns its exit code; `failure` then says why it is not 0."""
+    """One run in one folder. `run` returns its exit code; `failure` then says why it is not 0.
 
-    def __init__(self, recipe: Recipe, folder: Path, *, resume: bool) -> None:
+    placement: the GPUs of each side. They go to its process, not into the recipe that others take from the store.
+    """
+
+    def __init__(self, recipe: Recipe, folder: Path, *, placement: Placement, resume: bool) -> None:
         self.failure = ""
         self._recipe = recipe
         self._folder = folder
         self._console = RunConsole(recipe.run.max_steps, terminal=sys.stdout.isatty(), file=sys.stdout)
         self._metrics = JsonLines(folder / "metrics.jsonl", from_end=resume)
         self._sinks = Sinks(recipe, folder, resume=resume)
-        self._learner = LearnerKeeper(recipe, folder, resume=resume)
+        self._learner = LearnerKeeper(with_devices(recipe, placement), folder, resume=resume)
         arguments = ["collector", "--run", recipe.run.name, "--name", "collector-0"]
+        if devices := collector_devices(placement):
+            arguments += ["--set", f"collector.devices={devices}"]
         self._collector = Child("collector-0", arguments, log=folder / "logs" / "collector-0.log")
         self._restarts = Restarts()
         self._step = 0
