@@ -25,7 +25,7 @@ from asyncrl.benchmarks.runs import RUN_LIMIT_S
 from asyncrl.benchmarks.watched_run import ASYNCRL, WatchedRun
 from asyncrl.telemetry.metrics import read_metrics
 
-STEPS, EVERY_STEPS = 12, 3
+STEPS, EVERY_STEPS = 15, 3
 
 SETTINGS: Mapping[str, Any] = {
     "run.name": "resume",  # seeds are a function of it
@@ -45,6 +45,9 @@ KILLS, QUICK_KILLS, FULL_KILLS = 5, 2, 10  # at age 0; half as many at AGE
 Victim = Literal["tree", "learner", "collector"]
 VICTIMS: tuple[Victim, ...] = ("tree", "tree", "learner", "tree", "collector")
 """In turns: all processes at once, or one of them."""
+
+LAST = STEPS - 5
+"""Steps after which a kill still comes before the end, however late this process sees the step."""
 
 LOSING = EVERY_STEPS + 2
 """Steps after which a kill loses answers of weights that die with it. Those of the step after the checkpoint's were
@@ -104,10 +107,9 @@ def measure(*, quick: bool, say: Say, full: bool = False) -> Measured:
 
 
 def schedule(kills: int, *, seed: int) -> list[Kill]:
-    """`kills` kills of VICTIMS in turns, each after another random step where there are enough; never so late that the
-    run could end before it."""
+    """`kills` kills of VICTIMS in turns, each after another random step where there are enough."""
     source = random.Random(seed)
-    steps = list(range(1, STEPS - 1))
+    steps = list(range(1, LAST + 1))
     source.shuffle(steps)
     return [
         Kill(VICTIMS[number % len(VICTIMS)], steps[number % len(steps)], source.random()) for number in range(kills)

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from asyncrl.benchmarks.resume import AGE, CONTROLS, EVERY_STEPS, LOSING, STEPS, VICTIMS, schedule, targets
+from asyncrl.benchmarks.resume import AGE, CONTROLS, EVERY_STEPS, LAST, LOSING, VICTIMS, schedule, targets
 from asyncrl.benchmarks.resume_left import Left, Trained, difference, digest_of
 
 LEFT = Left(tuple(Trained((2 * n, 2 * n + 1), f"{n}") for n in range(3)), "weights", "optimizer", "random")
@@ -17,7 +17,7 @@ LEFT = Left(tuple(Trained((2 * n, 2 * n + 1), f"{n}") for n in range(3)), "weigh
 def test_kills_are_after_steps_of_their_own_and_never_so_late_that_the_run_has_ended() -> None:
     kills = schedule(10, seed=0)
     assert len({kill.after for kill in kills}) == 10
-    assert all(1 <= kill.after < STEPS - 1 and 0 <= kill.part < 1 for kill in kills)
+    assert all(1 <= kill.after <= LAST and 0 <= kill.part < 1 for kill in kills)
     assert Counter(kill.victim for kill in kills) == {
         victim: 10 * VICTIMS.count(victim) // len(VICTIMS) for victim in VICTIMS
     }

@@ -6,7 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from asyncrl.benchmarks.resume import AGE, CONTROLS, LOSING, SETTINGS, STEPS, Kill, Kind, killed, undisturbed
+from asyncrl.benchmarks.resume import (
+    AGE,
+    CONTROLS,
+    EVERY_STEPS,
+    LOSING,
+    SETTINGS,
+    STEPS,
+    Kill,
+    Kind,
+    killed,
+    undisturbed,
+)
 from asyncrl.benchmarks.resume_child import MOMENTS
 from asyncrl.benchmarks.resume_left import Left, Trained
 
@@ -15,7 +26,7 @@ pytestmark = [pytest.mark.faults, pytest.mark.slow, pytest.mark.timeout(600)]
 
 def test_killed_at_age_0_and_resumed_a_run_has_the_bits_of_one_that_nobody_killed(tmp_path: Path) -> None:
     wanted = undisturbed(tmp_path / "undisturbed", 0)
-    for number, kill in enumerate((Kill("tree", LOSING, 0.4), Kill("learner", STEPS - 2, 0.7))):
+    for number, kill in enumerate((Kill("tree", LOSING, 0.4), Kill("learner", 2 * EVERY_STEPS + 1, 0.7))):
         row = killed(tmp_path / str(number), Kind("kill", 0), kill, wanted)
         assert row["equal"], row
         assert row["resumed_from"] is not None, row
