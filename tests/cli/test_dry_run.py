@@ -25,7 +25,7 @@ def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     [
         (SINGLE_TURN, 'task.data.train is "rows.jsonl" (text); there is no such file'),
         ("model.path=./nowhere", 'model.path is "./nowhere" (text); there is no such folder'),
-        ("model.path=Qwen/Qwen2.5-0.5B-Instruct", "not in the local cache; a run downloads it"),
+        ("model.path=asyncrl/no-such-model", "not in the local cache; a run downloads it"),
         ("collector.engine.type=vllm", "which is not installed: pip install 'asyncrl[vllm]'"),
         ("collector.engine={type: vllm-server, url: 'http://h:1', api_key_env: NO_SUCH_KEY}", "NO_SUCH_KEY"),
         ("buffer.url=redis://127.0.0.1:1/0", "127.0.0.1:1"),
