@@ -309,8 +309,8 @@ def use_devices(key: str, devices: Sequence[int] | None) -> None:
     if (found := torch.cuda.device_count()) != len(devices):
         raise RecipeError(
             f"{key} is {quoted(list(devices))}, of which torch finds {found} here "
-            f"(CUDA_VISIBLE_DEVICES={os.environ[VARIABLE]}). `asyncrl doctor` shows what there is, and --set {key}=null "
-            "takes that"
+            f"(CUDA_VISIBLE_DEVICES={os.environ[VARIABLE]}). `asyncrl doctor` shows what there is, and "
+            f"--set {key}=null takes that"
         )
 
 
