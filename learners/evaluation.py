@@ -38,6 +38,7 @@ class Evaluations:
         self._metrics = metrics
         self._prompts = prompts
         self._waiting: asyncio.Task[None] | None = None
+        self._asked = Weights(0, 0)  # what `_waiting` waits for the evaluation of
         self._before: asyncio.Task[None] | None = None  # the request before, still open when `_waiting` was made
 
     async def request(self, weights: Weights) -> None:
@@ -48,11 +49,15 @@ class Evaluations:
         name = _name(weights)
         request = {"id": name, "weights": list(weights), "prompts": self._prompts, "samples": 1}
         await self._buffer.request_evaluation(request)
-        self._waiting = asyncio.create_task(self._receive(name, weights), name=name)
+        self._waiting, self._asked = asyncio.create_task(self._receive(name, weights), name=name), weights
+
+    @property
+    def open(self) -> Weights | None:
+        """Of which weights the newest request is, until it is answered."""
+        return None if self._waiting is None or self._waiting.done() else self._asked
 
     async def wait(self, limit_s: float, stop: asyncio.Event) -> None:
-        """Until the open request is answered, `stop` is set, or `limit_s` seconds are over (logged, not an error: the
-        training is done and paid for)."""
+        """Until the newest request is answered, `stop` is set, or `limit_s` seconds are over."""
         if self._waiting is None:
             return
         stopped = asyncio.create_task(stop.wait())
@@ -63,8 +68,6 @@ class Evaluations:
         if self._waiting.done():
             self._waiting.result()
             self._waiting = None
-        elif not stop.is_set():
-            log.warning("no collector answered %s within %.0f s", self._waiting.get_name(), limit_s)
 
     async def cancel(self) -> None:
         """Stop waiting for open requests."""

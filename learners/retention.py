@@ -39,7 +39,8 @@ def kept(
     equals, or a multiple of `keep_every`.
 
     Of rewound branches nothing stays: no learner goes on from them, and by their number alone they would push living
-    ones out. A version that was not evaluated, or whose success is not a number, is not among the best.
+    ones out. Those of a newer lineage all stay: its learner has taken over, and decides. A version that was not
+    evaluated, or whose success is not a number, is not among the best.
 
     >>> tree, names = Lineages({1: (0, 0)}), [Weights(1, version) for version in (10, 20, 30, 40)]
     >>> measured = {Weights(1, 20): 0.9, Weights(1, 40): 0.5}
@@ -47,11 +48,13 @@ def kept(
     >>> [name.version for name in found.newest], [name.version for name in found.beside]
     ([40], [30, 20])
     """
-    branch = sorted((name for name in set(saved) if lineages.is_ancestor(name, current)), reverse=True)
+    saved = set(saved)
+    branch = sorted((name for name in saved if lineages.is_ancestor(name, current)), reverse=True)
     known = {name: value for name, value in (success or {}).items() if value is not None and math.isfinite(value)}
     ranked = sorted((name for name in branch if name in known), key=lambda name: (known[name], name), reverse=True)
     wanted = set(ranked[:keep_best])
     if keep_every is not None:
         wanted.update(name for name in branch if name.version % keep_every == 0)
     newest = tuple(branch[:keep_last])
-    return Kept(newest, tuple(name for name in branch if name in wanted and name not in newest))
+    others = sorted({name for name in saved if name.lineage > current}, reverse=True)
+    return Kept(newest, (*others, *(name for name in branch if name in wanted and name not in newest)))

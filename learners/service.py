@@ -167,11 +167,15 @@ async def _train(learner: _Learner, stop: asyncio.Event) -> None:
     due = recipe.eval.every_steps is not None and learner.version % recipe.eval.every_steps == 0
     if (recipe.eval.at_end or due) and await learner.anyone_alive():
         learner.enter(Phase.EVALUATING)
-        await evaluations.wait(recipe.weights.deadline_s, stop)  # that of the start, if it is still open
+        deadline = time.monotonic() + recipe.weights.deadline_s
+        while not stop.is_set() and time.monotonic() < deadline and await learner.is_served(evaluations.open):
+            await evaluations.wait(ROUND_S, stop)  # a collector is at it, or else is about to serve newer weights
         await evaluations.request(learner.weights)
     await learner.last_checkpoint()
     learner.enter(Phase.EVALUATING)
-    await evaluations.wait(recipe.weights.deadline_s + EVALUATION_S, stop)
+    await evaluations.wait(limit_s := recipe.weights.deadline_s + EVALUATION_S, stop)
+    if evaluations.open is not None and not stop.is_set():  # no error: the training is done and paid for
+        log.warning("no collector evaluated version %d within %.0f s", learner.version, limit_s)
     await buffer.finish()
     await learner.summarise(stopped=False)
 
@@ -312,6 +316,11 @@ class _Learner:
         if not alive:
             log.warning("no final evaluation: no collector is left to run it")
         return alive
+
+    async def is_served(self, weights: Weights | None) -> bool:
+        """Whether a collector is left that serves these weights, so that it could evaluate them."""
+        members = (await self.buffer.stats()).members if weights is not None else []
+        return any(member.alive and member.serving == weights for member in members)
 
     async def next_batch(self, stop: asyncio.Event) -> Lease | None:
         """The batch of the next step, however long it takes; None when `stop` is set. Raises LearnerError when no step

@@ -45,6 +45,12 @@ def test_a_best_of_a_rewound_branch_goes() -> None:
     assert (found.newest, found.beside) == ((Weights(2, 30),), (Weights(1, 20),))
 
 
+def test_a_learner_that_was_replaced_removes_nothing_of_the_one_that_took_over() -> None:
+    names = [Weights(1, 40), Weights(1, 60), Weights(2, 50)]  # (2, 50) goes on from (1, 40), which this one cannot know
+    found = kept(names, lineages=Lineages({1: (0, 0)}), current=1, keep_last=1)
+    assert (found.newest, found.beside) == ((Weights(1, 60),), (Weights(2, 50),))
+
+
 @dataclass
 class Disk:
     """What a learner that saves, fails, is evaluated and resumed has on its disk, by `kept` or by a broken rule."""

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 from asyncrl.buffers.archive import Archive
 from asyncrl.buffers.audit import audit
-from asyncrl.buffers.base import Commit
+from asyncrl.buffers.base import Commit, Member
 from asyncrl.buffers.memory import MemoryBuffer
 from asyncrl.config.recipe import Buffer, Checkpoint, Collector, Eval, Learner, Objective, Recipe, Run
 from asyncrl.learners import writing
@@ -194,3 +194,21 @@ async def test_versions_are_evaluated_beside_training_and_the_best_of_them_are_k
     assert kept <= {3, 6, 8, *success}
     assert len(kept) <= 4
     assert Weights(1, 8) in {load(folder).weights for folder in (tmp_path / "checkpoints").iterdir()}
+
+
+@pytest.mark.asyncio
+async def test_an_evaluation_that_nobody_can_make_any_more_is_not_waited_for(
+    tmp_path: Path, run: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Forgetting(Watched):
+        """Nobody gets to evaluate version 2."""
+
+        async def claim_evaluation(self, member: Member, request_id: str) -> bool:
+            return request_id != "eval-1-2" and await super().claim_evaluation(member, request_id)
+
+    evaluation = Eval(at_start=False, at_end=True, every_steps=2, prompts=4)
+    recipe = recipe_of(3, evaluation=evaluation, every_steps=100)
+    assert recipe.weights.deadline_s > LIMIT_S  # for which it would wait, if the weights were still served
+    await run(recipe, Forgetting(recipe))
+    assert [event["version"] for event in events(tmp_path, "eval")] == [3]
+    assert "eval-1-2 is skipped: no collector has answered it" in caplog.text
