@@ -126,18 +126,16 @@ class Supervisor:
             while True:
                 await self._next_event(stopping)
                 lost = None if self._keeper is None else self._keeper.tend(self._step)
-                running = (
-                    self._learner.process.running
-                )  # before the look: it then sees all that the learner has written
+                running = self._learner.process.running  # before the look, which then sees all that it has written
                 await self._look(url)
                 if stop.is_set():
                     return await self._stop_all()
+                if (code := await self._tend_learner(environment, running)) is not None:
+                    return code
                 if (failure := lost or self._trouble()) is not None:
                     self.failure = failure
                     await self._stop_all()
                     return 1
-                if (code := await self._tend_learner(environment, running)) is not None:
-                    return code
                 if (code := await self._tend_collector(environment)) is not None:
                     await self._stop_all()
                     return code
@@ -154,17 +152,16 @@ class Supervisor:
 
     def _trouble(self) -> str | None:
         """What ends the run besides its processes' own ends."""
-        if self._stats is not None and (
-            failed := nothing_usable(self._stats, groups_per_step=self._recipe.learner.groups_per_step)
-        ):
-            log = self._collector.log
-            return "\n".join([failed, *causes(log), f"Its log: {log}"])
-        return None
+        if self._stats is None:
+            return None
+        failed = nothing_usable(self._stats, groups_per_step=self._recipe.learner.groups_per_step)
+        log = self._collector.log
+        return "\n".join([failed, *causes(log), f"Its log: {log}"]) if failed else None
 
     async def _tend_learner(self, environment: dict[str, str], running: bool) -> int | None:
         """Start the learner again where it died; the run's exit code where it has ended. `running`: it was, a moment
         ago."""
-        if self._keeper is not None and self._keeper.down:  # with the store there is the answer to which of the two
+        if self._keeper is not None and self._keeper.down:  # only the store knows whether it failed, and it needs one
             return None
         if self._learner.waiting:
             if self._learner.due():
