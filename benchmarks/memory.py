@@ -62,6 +62,8 @@ MODELS: dict[str, dict[str, Any]] = {
     "19 M": MEDIUM,
     "135 M": {key: value for key, value in SMOLLM2.items() if key != "model_type"},
 }
+WAYS = (("float32", False), ("bfloat16", False), ("float32", True))
+"""Types, and whether activations are computed again (`learner.gradient_checkpointing`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,22 +79,25 @@ class Compared:
 
 
 def measure(*, quick: bool, say: Say) -> Measured:
-    """A row for each size and type; quick: none of 135 M."""
+    """A row for each size and type, and one with activation checkpointing; quick: none of 135 M."""
     rows: list[Row] = []
     found: list[Compared] = []
     control = None
     for name in MODELS:
         if quick and name == "135 M":
             continue
-        for dtype in ("float32", "bfloat16") if name == "19 M" else ("float32",):
+        for dtype, again in WAYS if name == "19 M" else WAYS[:1]:
+            settings = {**SETTINGS, "model.dtype": dtype, "learner.gradient_checkpointing": again}
             with tempfile.TemporaryDirectory(prefix="asyncrl-memory-") as folder:
-                one = compare(Path(folder), MODELS[name], {**SETTINGS, "model.dtype": dtype})
+                one = compare(Path(folder), MODELS[name], settings)
             found.append(one)
-            if (name, dtype) == ("19 M", "float32"):
+            if name == "19 M" and (dtype, again) == WAYS[0]:
                 control = one.peak / one.without
             mib = {key: round(getattr(one, key) / 2**20) for key in ("least", "most", "without", "peak")}
-            rows.append({"model": name, "dtype": dtype, "parameters": one.parameters, **mib})
-            say(f"{name} {dtype}: {mib['least']} to {mib['most']} MiB planned, {mib['peak']} MiB at the peak")
+            way = {"dtype": dtype, "gradient_checkpointing": again}
+            rows.append({"model": name, **way, "parameters": one.parameters, **mib})
+            said = f"{name} {dtype}{', checkpointing' if again else ''}"
+            say(f"{said}: {mib['least']} to {mib['most']} MiB planned, {mib['peak']} MiB at the peak")
     return Measured(
         rows,
         [

@@ -100,13 +100,16 @@ def largest_pass(recipe: Recipe, shapes: Shapes) -> Pass:
     return Pass(tokens, computed, max(1, tokens * answer // row))
 
 
-def activation_bytes(shapes: Shapes, dtype: str, tokens: int, computed: int) -> int:
-    """What the layers of a micro-batch keep for its backward pass, and the gradients of one of them."""
+def activation_bytes(shapes: Shapes, dtype: str, tokens: int, computed: int, *, again: bool = False) -> int:
+    """What the layers of a micro-batch keep for its backward pass, and the gradients of one of them. again: with
+    `learner.gradient_checkpointing`, only their inputs, and one layer in full."""
     h, i, a = shapes.hidden, shapes.intermediate, shapes.heads * shapes.head_dim
     if dtype == "float32":
         layer, copies = 4 * (computed * (6 * h + 3 * a + 4 * i) + tokens * 2 * a), 0
     else:
         layer, copies = computed * (26 * h + 6 * a + 8 * i) + tokens * 4 * a, 2 * shapes.matrices
+    if again:
+        return shapes.layers * 4 * computed * h + 2 * layer + copies // shapes.layers
     return (shapes.layers + 1) * layer + copies
 
 
@@ -128,15 +131,16 @@ def rank_parts(recipe: Recipe, shapes: Shapes) -> list[Part]:
     trained = everything if lora is None else shapes.adapter(lora.r, lora.target_modules)
     share = -(-trained // ranks)
     smaller = ("model.path",) if lora is not None else ("model.lora",)
+    again, offload = recipe.learner.gradient_checkpointing, recipe.learner.cpu_offload
 
     def part(what: str, most: int, keys: tuple[str, ...], *, on_gpu: bool = True, least: int | None = None) -> Part:
         return Part(where, what, most, least is None, keys, on_gpu, count=ranks, apart=True, least=least)
 
     held = everything + (trained if lora is not None else 0)
     parts = [
-        part("weights, float32", 4 * -(-held // ranks), ("model.path",)),
-        part("gradients", 4 * share, smaller),
-        part("AdamW's moments", 8 * share, smaller),
+        part("weights, float32", 4 * -(-held // ranks), ("model.path",), on_gpu=not offload),
+        part("gradients", 4 * share, smaller, on_gpu=not offload),
+        part("AdamW's moments", 8 * share, smaller, on_gpu=not offload),
     ]
     if recipe.objective.beta and lora is None:
         parts.append(part("reference", 4 * share, ("objective.beta", "model.lora"), on_gpu=False))
@@ -146,8 +150,10 @@ def rank_parts(recipe: Recipe, shapes: Shapes) -> list[Part]:
         parts.append(part("newest version, kept", version, keys, on_gpu=False))
         older = version * recipe.buffer.max_trajectory_age  # whole, or as small as differences get
         parts.append(part("older versions", older, keys, on_gpu=False, least=0))
-    if ranks > 1:
-        parts.append(Part("rank 0", "whole weights", 4 * held, True, ("model.path",)))
+    if ranks > 1 or offload:
+        # One rank has no copy unless weights really come and go, which they do for a GPU only.
+        copied = {"certain": True} if ranks > 1 else {"certain": False, "least": 0}
+        parts.append(Part("rank 0" if ranks > 1 else where, "whole weights", 4 * held, keys=("model.path",), **copied))
         gathered = 4 * (shapes.vocabulary * shapes.hidden + 2 * everything // shapes.layers)
         parts.append(part("gathered layers", gathered, ("model.path",), least=0))
     if recipe.learner.checkpoint.async_save:
@@ -156,10 +162,13 @@ def rank_parts(recipe: Recipe, shapes: Shapes) -> list[Part]:
         parts.append(Part(rank_0, "a checkpoint's snapshot", 12 * trained, True, sooner))
     largest = largest_pass(recipe, shapes)
     budget = ("learner.max_tokens_per_microbatch",)
+    fewer_kept = budget if again else (*budget, "learner.gradient_checkpointing")
     tokens, computed = largest.tokens, largest.computed
-    activations, shared = (activation_bytes(shapes, dtype, tokens, through) for through in (tokens, computed))
+    activations, shared = (
+        activation_bytes(shapes, dtype, tokens, through, again=again) for through in (tokens, computed)
+    )
     logits, fewer = (logits_bytes(shapes, dtype, through) for through in (tokens, largest.predicted))
-    parts.append(part(f"activations of {tokens} tokens", activations, budget, least=shared))
+    parts.append(part(f"activations of {tokens} tokens", activations, fewer_kept, least=shared))
     parts.append(part("their logits", logits, budget, least=fewer))
     parts.append(part("process", PROCESS, (), on_gpu=False, least=PROCESS))
     return parts
