@@ -28,7 +28,7 @@ from asyncrl.telemetry.metrics import read_metrics, surviving_steps
 SHARE = 0.05
 
 EVERY = 2  # steps; each other step has a write beside it
-STEPS, QUICK_STEPS = 10, 6
+STEPS, QUICK_STEPS = 9, 5
 WARM = 1  # the first step, in which memory is given out
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -78,11 +77,13 @@ def test_the_number_of_threads_that_is_worse_counts() -> None:
     assert all(target.met for target in learner_trl.targets(rows[:1], Agreement(cosine=1.0, norms=0.0)))
 
 
-def test_a_side_of_trls_that_cannot_start_is_quoted(tmp_path: Path) -> None:
-    """This environment has no TRL."""
+def test_a_side_of_trls_that_ends_is_quoted_with_its_last_words(tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho no such trainer >&2; exit 3\n")
+    python.chmod(0o755)
     with (
-        trl_steps(Path(sys.executable), tmp_path, {"rows": []}) as once,
-        pytest.raises(RunError, match=r"(?s)TRL's side ended with code 1:.*ModuleNotFoundError"),
+        trl_steps(python, tmp_path, {"rows": []}) as once,
+        pytest.raises(RunError, match=r"(?s)TRL's side ended with code 3:.*no such trainer"),
     ):
         once(1)
 
@@ -123,7 +124,7 @@ def test_waiting_for_a_write_must_miss_what_writing_beside_training_meets() -> N
 @pytest.mark.timeout(400)
 def test_real_runs_have_the_checkpoints_that_are_counted() -> None:
     said: list[str] = []
-    measured = learner_checkpoint.compare(MODELS["132 K"], steps=6, say=said.append)
+    measured = learner_checkpoint.compare(MODELS["132 K"], steps=5, say=said.append)
     assert [(row["way"], row["checkpoints"]) for row in measured.rows] == [
         ("beside training", 2),
         ("training waits", 2),
