@@ -167,15 +167,11 @@ async def _train(learner: _Learner, stop: asyncio.Event) -> None:
     due = recipe.eval.every_steps is not None and learner.version % recipe.eval.every_steps == 0
     if (recipe.eval.at_end or due) and await learner.anyone_alive():
         learner.enter(Phase.EVALUATING)
-        deadline = time.monotonic() + recipe.weights.deadline_s
-        while not stop.is_set() and time.monotonic() < deadline and await learner.is_served(evaluations.open):
-            await evaluations.wait(ROUND_S, stop)  # a collector is at it, or else is about to serve newer weights
+        await learner.evaluated(recipe.weights.deadline_s, stop)  # an earlier version, if a collector is still at it
         await evaluations.request(learner.weights)
     await learner.last_checkpoint()
     learner.enter(Phase.EVALUATING)
-    await evaluations.wait(limit_s := recipe.weights.deadline_s + EVALUATION_S, stop)
-    if evaluations.open is not None and not stop.is_set():  # no error: the training is done and paid for
-        log.warning("no collector evaluated version %d within %.0f s", learner.version, limit_s)
+    await learner.evaluated(recipe.weights.deadline_s + EVALUATION_S, stop)
     await buffer.finish()
     await learner.summarise(stopped=False)
 
@@ -317,9 +313,20 @@ class _Learner:
             log.warning("no final evaluation: no collector is left to run it")
         return alive
 
-    async def is_served(self, weights: Weights | None) -> bool:
-        """Whether a collector is left that serves these weights, so that it could evaluate them."""
-        members = (await self.buffer.stats()).members if weights is not None else []
+    async def evaluated(self, limit_s: float, stop: asyncio.Event) -> None:
+        """Wait for the newest evaluation that was asked for, as long as it can still be made: of the present weights,
+        or of such as a collector serves. At most `limit_s` seconds; their end is no error, the training is paid for."""
+        deadline = time.monotonic() + limit_s
+        while (asked := self.evaluations.open) is not None and not stop.is_set():
+            if asked != self.weights and not await self._is_served(asked):
+                return
+            if time.monotonic() > deadline:
+                log.warning("no collector evaluated version %d within %.0f s", asked.version, limit_s)
+                return
+            await self.evaluations.wait(ROUND_S, stop)
+
+    async def _is_served(self, weights: Weights) -> bool:
+        members = (await self.buffer.stats()).members
         return any(member.alive and member.serving == weights for member in members)
 
     async def next_batch(self, stop: asyncio.Event) -> Lease | None:

@@ -196,9 +196,10 @@ async def test_versions_are_evaluated_beside_training_and_the_best_of_them_are_k
     assert Weights(1, 8) in {load(folder).weights for folder in (tmp_path / "checkpoints").iterdir()}
 
 
+@pytest.mark.parametrize("at_end", [True, False])
 @pytest.mark.asyncio
 async def test_an_evaluation_that_nobody_can_make_any_more_is_not_waited_for(
-    tmp_path: Path, run: Any, caplog: pytest.LogCaptureFixture
+    at_end: bool, tmp_path: Path, run: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Forgetting(Watched):
         """Nobody gets to evaluate version 2."""
@@ -206,9 +207,9 @@ async def test_an_evaluation_that_nobody_can_make_any_more_is_not_waited_for(
         async def claim_evaluation(self, member: Member, request_id: str) -> bool:
             return request_id != "eval-1-2" and await super().claim_evaluation(member, request_id)
 
-    evaluation = Eval(at_start=False, at_end=True, every_steps=2, prompts=4)
+    evaluation = Eval(at_start=False, at_end=at_end, every_steps=2, prompts=4)
     recipe = recipe_of(3, evaluation=evaluation, every_steps=100)
     assert recipe.weights.deadline_s > LIMIT_S  # for which it would wait, if the weights were still served
     await run(recipe, Forgetting(recipe))
-    assert [event["version"] for event in events(tmp_path, "eval")] == [3]
+    assert [event["version"] for event in events(tmp_path, "eval")] == [3] * at_end
     assert "eval-1-2 is skipped: no collector has answered it" in caplog.text
