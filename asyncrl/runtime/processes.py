@@ -133,6 +133,7 @@ async def launched_rank(recipe: Recipe, *, url: str, launch: Launch, stop: async
 
     Raises RunNotFound, BufferError, ModelError, LaunchError before the work, RunFailed after; rank 0 is told.
     """
+    use_devices("learner.devices", recipe.learner.devices)
 
     async def work() -> None:
         async with launched_ranks(recipe, launch, stop=stop) as ranks:
