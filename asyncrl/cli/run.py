@@ -88,7 +88,8 @@ def _dry_run(loaded: Loaded, url: str | None, *, resume: bool) -> int:
 
     plan, lacks = asyncio.run(survey(loaded.recipe, url=url, resume=resume))
     click.echo(resolved_yaml(loaded.recipe, names_preset=loaded.names_preset), nl=False)
-    for line in ("" if plan is None else plan.table()).splitlines():
+    elsewhere = "memory: not for this machine; `asyncrl plan --gpus NxSIZE --memory SIZE` says it for another"
+    for line in (elsewhere if plan is None else plan.table()).splitlines():
         click.echo(f"# {line}")
     try:
         if plan is not None:

@@ -39,6 +39,7 @@ def test_what_is_not_here_is_said_and_is_an_error_of_the_run_itself(called: Call
     (line,) = (line for line in dry.stderr.splitlines() if line.startswith("not here: "))
     assert said in dry.stderr
     assert "  max_trajectory_age: 1" in dry.stdout
+    assert ("# memory: not for this machine; `asyncrl plan " in dry.stdout) == ("learner.devices" in setting)
     real = called("run", "--set", setting)
     assert real.returncode == 2
     assert line.removeprefix("not here: ")[:40] in real.stderr or "Hugging Face" in line
