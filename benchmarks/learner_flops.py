@@ -22,7 +22,8 @@ FORWARD, BACKWARD = 4, 10
 
 
 def counted(work: Callable[[], object]) -> int:
-    """What torch counts of the products in `work`, with its CPU kernel of attention, which it does not know.
+    """What torch counts of the products in `work`, and what it does not know: its CPU kernel of attention, and products
+    that are added to a tensor in place.
 
     Of a call that is causal, pairs above the diagonal are left out, as the kernel leaves them out; with a mask it
     computes all of them.
@@ -31,10 +32,15 @@ def counted(work: Callable[[], object]) -> int:
     kernels = {
         aten._scaled_dot_product_flash_attention_for_cpu: _forward,
         aten._scaled_dot_product_flash_attention_for_cpu_backward: _backward,
+        aten.addmm_: _product,
     }
     with FlopCounterMode(display=False, custom_mapping=kernels) as counter:
         work()
     return int(counter.get_total_flops())
+
+
+def _product(to: Sequence[int], a: Sequence[int], b: Sequence[int], **_: Any) -> int:
+    return 2 * a[0] * a[1] * b[1]
 
 
 def _forward(

@@ -22,6 +22,7 @@ from asyncrl.benchmarks.frame import Measured, Row, Say, Target
 from asyncrl.benchmarks.learner_flops import by_formula, counted, pairs_of
 from asyncrl.benchmarks.learner_turns import cpu_seconds
 from asyncrl.learners.forward import pack_attention, token_predictions
+from asyncrl.learners.head import Head
 from asyncrl.learners.shapes import SMOLLM2
 
 TARGET = 0.75
@@ -56,6 +57,7 @@ def compare(
     """What `measure` measures, of a group of this shape."""
     torch.manual_seed(0)
     model = LlamaForCausalLM(copy.deepcopy(config)).train(False)
+    model.logprob_head = Head(softcap=None)
     reason = pack_attention(model)
     assert reason is None, reason
     shared = torch.randint(0, config.vocab_size, (prompt,))

@@ -167,7 +167,7 @@ def token_predictions(
 
 def _in_each(chosen: Tensor, cu: list[int]) -> Iterable[Tensor]:
     """The ascending places `chosen`, sequence by sequence."""
-    inner = torch.searchsorted(chosen, torch.tensor(cu[1:-1]))
+    inner = torch.searchsorted(chosen, torch.tensor(cu[1:-1], dtype=torch.int64))
     return torch.tensor_split(chosen, inner)
 
 

@@ -16,8 +16,9 @@ from torch.nn.attention.bias import causal_lower_right
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from asyncrl.benchmarks.learner_flops import by_formula, counted, pairs_of
-from asyncrl.learners import attention
+from asyncrl.learners import attention, predictions
 from asyncrl.learners.forward import pack_attention, token_logprobs
+from asyncrl.learners.head import find_head
 from asyncrl.learners.layout import CALL_ON_CPU, SHORT, Layout, shared_prefixes
 
 CONFIG = LlamaConfig(
@@ -100,8 +101,11 @@ def test_of_members_of_a_group_each_costs_its_own_tokens_times_those_that_they_s
     assert apart > 2.5 * shared
 
 
-def test_forward_and_backward_are_what_the_formula_says() -> None:
+@pytest.mark.parametrize("blocks", [False, True])
+def test_forward_and_backward_are_what_the_formula_says(blocks: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     model, lengths = llama(), log_normal(12, 300.0)
+    model.logprob_head = find_head(model)
+    monkeypatch.setattr(predictions, "PLAIN", 0 if blocks else 1 << 40)
     assert pack_attention(model) is None
     ids, cu = pack(random_rows(lengths))
     found = counted(lambda: token_logprobs(model, ids, cu).sum().backward())
