@@ -68,16 +68,19 @@ class Watched(MemoryBuffer):
 def run(
     tmp_path: Path, model_path: Path, draw: Any, make_row: Any, make_group: Any, scripted: Any
 ) -> Callable[..., Any]:
-    """Run a recipe on a buffer in `tmp_path`; returns the collector."""
+    """Run a recipe on a buffer in `tmp_path`, until its end or `stop`; returns the collector."""
 
-    async def run(recipe: Recipe, buffer: Watched) -> Any:
+    async def run(recipe: Recipe, buffer: Watched, stop: asyncio.Event | None = None) -> Any:
         buffer.checkpoints = tmp_path / "checkpoints"
         worker = scripted.ScriptedCollector(buffer, model_path, sample=draw, make_row=make_row, make_group=make_group)
         async with asyncio.timeout(LIMIT_S):
             collecting = asyncio.create_task(worker.run())
             try:
-                await learn(recipe, buffer, run_dir=tmp_path, model_path=model_path, resume=None, stop=asyncio.Event())
+                stop = stop or asyncio.Event()
+                await learn(recipe, buffer, run_dir=tmp_path, model_path=model_path, resume=None, stop=stop)
             finally:
+                if stop.is_set():  # the run goes on for collectors
+                    await buffer.finish()
                 await collecting
         return worker
 
@@ -123,6 +126,33 @@ async def test_training_goes_on_while_a_checkpoint_is_written_and_nothing_of_lat
             assert all(torch.equal(weights[name], tensor) for name, tensor in served.items() if name in weights)
     report = await audit(buffer, Archive(tmp_path / "archive"))
     assert report.problems == []
+
+
+@pytest.mark.asyncio
+async def test_a_stop_awaits_the_checkpoint_that_is_being_written_and_then_has_the_last_step_saved(
+    tmp_path: Path, run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stop, opened = asyncio.Event(), threading.Event()
+    save_model = writing.save_model
+
+    def slowly(*arguments: Any) -> None:
+        assert opened.wait(LIMIT_S)
+        save_model(*arguments)
+
+    def at(version: int) -> None:
+        if (
+            version == 3
+        ):  # the checkpoint of version 2 is under way, and ends when the learner has long been told to stop
+            stop.set()
+            asyncio.get_running_loop().call_later(0.5, opened.set)
+
+    monkeypatch.setattr(writing, "save_model", slowly)
+    recipe = recipe_of(6, every_steps=2, keep_last=2)
+    buffer = Watched(recipe, at=at)
+    await run(recipe, buffer, stop)
+    assert buffer.told == [(2, 2), (3, 2)]
+    sound, damaged = survey(tmp_path / "checkpoints")
+    assert ([found.weights.version for found in sound], damaged) == ([3, 2], [])
 
 
 @pytest.mark.parametrize("async_save", [True, False])
