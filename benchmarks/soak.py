@@ -25,7 +25,7 @@ from typing import Literal, NamedTuple
 
 from asyncrl.benchmarks.frame import Measured, Row, Say, Target
 from asyncrl.benchmarks.soak_child import POINTS, SABOTAGE
-from asyncrl.benchmarks.soak_run import ENDING, GROUP_SIZE, GROUPS_PER_STEP, OUTSIDE, SoakRun
+from asyncrl.benchmarks.soak_run import ENDING, ENDLESS, GROUP_SIZE, GROUPS_PER_STEP, OUTSIDE, SoakRun
 from asyncrl.benchmarks.watched_run import Ended, Hung
 from asyncrl.buffers.archive import Archive
 
@@ -41,6 +41,7 @@ age 1), so that it must have come back, and no ticket lives through three such d
 MOST_HUNG = 3  # more would only repeat what is known, at minutes each
 LAST_STEPS = 6  # made after the last kill, so that the run ends by itself
 FIRST_STEPS = 5  # before the first kill
+CONTROL_STEPS = 20  # of a control, whose one kill is over by then
 
 
 class Kill(NamedTuple):
@@ -103,13 +104,23 @@ def schedule(kills: int, *, seed: int) -> list[Kill]:
     return chosen[:kills]
 
 
-def soak(folder: Path, kills: Sequence[Kill], *, say: Say, sabotage: str = "", every_steps: int = 2) -> Soaked:
-    """Run in `folder`, kill by kill, to an end of its own; then count. every_steps: between two checkpoints."""
+def soak(
+    folder: Path,
+    kills: Sequence[Kill],
+    *,
+    say: Say,
+    sabotage: str = "",
+    every_steps: int = 2,
+    ranks: int = 2,
+    last: int | None = None,
+) -> Soaked:
+    """Run in `folder`, kill by kill, to an end of its own; then count. every_steps: between two checkpoints; last: the
+    run's last step, None: LAST_STEPS after the last kill."""
     began = time.monotonic()
     source = random.Random(1)
     done: list[Struck] = []
-    with SoakRun(folder, sabotage=sabotage, every_steps=every_steps) as run:
-        run.begin()
+    with SoakRun(folder, sabotage=sabotage, every_steps=every_steps, ranks=ranks) as run:
+        run.begin(ENDLESS if last is None else last)
         run.steps(FIRST_STEPS)
         for phase, point in kills:
             at = time.monotonic()
@@ -129,7 +140,7 @@ def soak(folder: Path, kills: Sequence[Kill], *, say: Say, sabotage: str = "", e
             say(f"kill {len(done)} of {len(kills)}, {point}: went on after {done[-1].seconds:.1f} s")
             if sum(kill.wrong == "hung" for kill in done) > MOST_HUNG:
                 break
-        steps = run.finish(LAST_STEPS)
+        steps = run.end_after(LAST_STEPS) if last is None else run.end(last)
         archive = Archive(run.folder / "archive")
         return Soaked(
             kills=done,
@@ -144,7 +155,8 @@ def control(folder: Path, how: str, *, say: Say) -> Soaked:
     """One kill of the learner, with the guard taken out of the store's scripts. Without a checkpoint everything that
     was trained is dead, and with one after every second step some of it is not."""
     every_steps = 2 if how == "undo-everything" else 1000
-    return soak(folder, [Kill("optimizer", "optimizer.after")], say=say, sabotage=how, every_steps=every_steps)
+    kills = [Kill("optimizer", "optimizer.after")]
+    return soak(folder, kills, say=say, sabotage=how, every_steps=every_steps, ranks=1, last=CONTROL_STEPS)
 
 
 def account(archive: Archive, *, steps: int, groups_per_step: int, group_size: int) -> Account:

@@ -28,7 +28,6 @@ SETTINGS: dict[str, Any] = {
     "collector.engine": "{type: simulated, slots: 32, token_s: 0.005, mean_tokens: 8, cv: 0.7}",
     "collector.group_size": GROUP_SIZE,
     "learner.groups_per_step": GROUPS_PER_STEP,
-    "learner.ranks": 2,
     "learner.learning_rate": 1e-5,
     "buffer.max_trajectory_age": 1,
     "eval.at_start": "false",
@@ -37,7 +36,7 @@ SETTINGS: dict[str, Any] = {
 """Small, since starting takes the time: 200 kills are 200 starts. The answers are of a simulated engine; they teach
 nothing, and fit into the model's length."""
 
-ENDLESS = 1_000_000  # steps of a run that is to be killed; `finish` gives it an end
+ENDLESS = 1_000_000  # steps of a run that is to be killed; `end_after` gives it an end
 
 STRIKE_S = 60.0  # from arming a point until somebody reaches it: each is passed in every step or two
 
@@ -45,17 +44,17 @@ STRIKE_S = 60.0  # from arming a point until somebody reaches it: each is passed
 class SoakRun(WatchedRun):
     """A run that is killed at points it names itself (`soak_child`)."""
 
-    def __init__(self, folder: Path, *, sabotage: str, every_steps: int) -> None:
+    def __init__(self, folder: Path, *, sabotage: str, every_steps: int, ranks: int) -> None:
         self._faults = folder / "faults"
         super().__init__(folder, module=MODULE, environment={FOLDER: str(self._faults)})
         self._faults.mkdir()
         if sabotage:
             (self._faults / sabotage).touch()
-        self._settings = {**SETTINGS, "run.max_steps": ENDLESS, "learner.checkpoint.every_steps": every_steps}
+        self._settings = {**SETTINGS, "learner.checkpoint.every_steps": every_steps, "learner.ranks": ranks}
 
-    def begin(self) -> None:
+    def begin(self, max_steps: int) -> None:
         """Start it from the beginning."""
-        self.start(self._settings)
+        self.start({**self._settings, "run.max_steps": max_steps})
 
     def go_on(self, *, by_force: bool = False) -> None:
         """Start it again once it has ended, as it must by itself; by_force: what of it still runs is killed."""
@@ -63,7 +62,7 @@ class SoakRun(WatchedRun):
             self.kill_all()
         self.resume()
 
-    def finish(self, steps: int) -> int:
+    def end_after(self, steps: int) -> int:
         """Stop it as a person does, give it an end `steps` steps later, and let it come there; the steps in all.
 
         Raises RunError if it ends otherwise than well.
@@ -71,6 +70,10 @@ class SoakRun(WatchedRun):
         self.stop()
         last = self.version + steps
         self.resume(f"--set=run.max_steps={last}")
+        return self.end(last)
+
+    def end(self, last: int) -> int:
+        """Let it come to its last step, which is returned. Raises RunError if it ends otherwise than well."""
         self.ends_well(f"the end of the run after step {last}")
         return last
 
