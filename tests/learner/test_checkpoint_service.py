@@ -140,9 +140,7 @@ async def test_a_stop_awaits_the_checkpoint_that_is_being_written_and_then_has_t
         save_model(*arguments)
 
     def at(version: int) -> None:
-        if (
-            version == 3
-        ):  # the checkpoint of version 2 is under way, and ends when the learner has long been told to stop
+        if version == 3:  # that of version 2 is being written, until the learner has long been told to stop
             stop.set()
             asyncio.get_running_loop().call_later(0.5, opened.set)
 
