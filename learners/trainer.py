@@ -23,6 +23,7 @@ from asyncrl.config.recipe import Recipe
 from asyncrl.learners.advantages import Advantages, compared, scaled
 from asyncrl.learners.batch import Batch, make_batch
 from asyncrl.learners.checkpoint import Checkpoint
+from asyncrl.learners.compiled import compile_layers
 from asyncrl.learners.frozen import frozen_logprobs
 from asyncrl.learners.history import History
 from asyncrl.learners.optimize import Optimizer, Updates
@@ -102,6 +103,8 @@ class Trainer:
         whole = ranks.shard(model, offload=recipe.learner.cpu_offload)
         if recipe.learner.cpu_offload and compute_device(model).type == "cpu":
             log.warning("learner.cpu_offload changes nothing: the learner computes on the CPU, where its weights are")
+        if recipe.learner.compile:
+            compile_layers(model)
         if recipe.learner.gradient_checkpointing:
             recompute_layers(model)
         optimizer = Optimizer(model, recipe.learner, ranks)

@@ -102,6 +102,13 @@ TABLE = (
         ("trainer.model.ac",),
     ),
     Names(
+        "learner.compile",
+        ("torch_compile",),
+        (),
+        ("actor_rollout_ref.actor.use_torch_compile",),
+        ("trainer.model.compile",),
+    ),
+    Names(
         "learner.cpu_offload",
         (),
         ("policy.dtensor_cfg.cpu_offload",),

@@ -239,6 +239,7 @@ class Learner(Section, frozen=True, kw_only=True):
     max_grad_norm: Annotated[float, Meta(gt=0)] = 1.0  # a longer gradient is scaled down to it, in each update
     max_tokens_per_microbatch: Positive = 4096  # sequences are packed, never padded, up to so many tokens
     gradient_checkpointing: bool = False  # keep of each layer its input only, compute the rest again: less memory
+    compile: bool = False  # the layers by torch.compile; on a CPU it needs a C++ compiler
     cpu_offload: bool = False  # weights, gradients and AdamW's moments in host memory, a layer at a time on the GPU
     max_skipped_steps: Positive = 3  # steps in a row with non-finite gradients only that end the run
     rate_by_ess: bool = False  # rate x sqrt(effective sample size of whole answers / their number), if below 0.9

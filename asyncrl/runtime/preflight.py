@@ -15,7 +15,7 @@ from asyncrl.config.errors import RecipeError
 from asyncrl.config.identity import identity_differences
 from asyncrl.config.recipe import Recipe, to_builtins
 from asyncrl.learners.cache import BuiltinModelError
-from asyncrl.runtime import engine_package, models, planner, sinks
+from asyncrl.runtime import compiler, engine_package, models, planner, sinks
 from asyncrl.runtime.planner import Plan
 from asyncrl.runtime.task_check import OTHERS_CODE, check_apart
 from asyncrl.tasks.base import NotInstalled
@@ -52,7 +52,7 @@ async def check(
     recipe: Recipe, *, url: str | None, resume: bool, collects: bool = True, neighbours: int | None = None
 ) -> Plan:
     """What the run takes of the machine's memory. Raises the error of the part that cannot work: DataError, TaskError,
-    ModelError, RecipeError (the package of a sink or engine, the GPUs), BufferError, RunInUse; whether it fits says
+    ModelError, RecipeError (package of a sink or engine, compiler, GPUs), BufferError, RunInUse; whether it fits says
     `Plan.check`.
 
     `url`: the store, None where it is to be started. `collects`: collectors will run on this host. `neighbours`: the
@@ -93,7 +93,9 @@ async def _check(
             finally:
                 await store.close()
     with lacks.but(RecipeError):
-        return await planner.look(recipe, folder, collects=collects, neighbours=neighbours)
+        plan = await planner.look(recipe, folder, collects=collects, neighbours=neighbours)
+        compiler.check(recipe.learner, gpu=bool(plan.machine.gpus))
+        return plan
     return None
 
 
