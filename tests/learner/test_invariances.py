@@ -21,7 +21,7 @@ from torch import Tensor
 
 from asyncrl.config.objective import Objective, Preset
 from asyncrl.config.recipe import Recipe
-from asyncrl.learners import shares, step
+from asyncrl.learners import forward, shares, step
 from asyncrl.learners.advantages import scaled
 from asyncrl.learners.batch import Batch, Microbatch, Whole, microbatches
 from asyncrl.learners.model import load_model
@@ -193,6 +193,20 @@ def packing_order(
     torch.testing.assert_close(gradient(model, objective, groups, 40), whole, **CLOSE)
 
 
+def sharing(
+    model: Any, oracle: ModuleType, objective: Objective, groups: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What members begin with computed once, and the head for trained tokens alone; against all of it for each row."""
+    found = gradient(model, objective, groups)
+    predictions = step.token_predictions
+
+    def each_alone(*arguments: Any, **named: Any) -> Any:
+        return predictions(*arguments, **{**named, "share_prefixes": False, "asked": None})
+
+    monkeypatch.setattr(step, "token_predictions", each_alone)
+    torch.testing.assert_close(found, gradient(model, objective, groups), **CLOSE)
+
+
 def padding(model: Any, oracle: ModuleType, objective: Objective, groups: list[Any], _: Any) -> None:
     torch.testing.assert_close(gradient(model, objective, groups), padded(model, oracle, objective, groups), **CLOSE)
 
@@ -288,7 +302,16 @@ def rewritten(group: Any, *, cut: Callable[[dict[str, Any]], int], restricted: b
     return to_batch(Group(**{name: first[name] for name in names}, sampling={}, trajectories=rows))
 
 
-WAYS: tuple[Check, ...] = (micro_batches, packing_order, padding, ranks, arrival_order, partial_last_window, segments)
+WAYS: tuple[Check, ...] = (
+    micro_batches,
+    packing_order,
+    sharing,
+    padding,
+    ranks,
+    arrival_order,
+    partial_last_window,
+    segments,
+)
 
 
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
@@ -301,7 +324,9 @@ def test_the_gradient_of_a_step_does_not_depend_on(
     way(model, oracle, objective, groups, monkeypatch)
 
 
-@pytest.mark.parametrize("way", [micro_batches, packing_order, padding, ranks, segments], ids=lambda way: way.__name__)
+@pytest.mark.parametrize(
+    "way", [micro_batches, packing_order, sharing, padding, ranks, segments], ids=lambda way: way.__name__
+)
 @pytest.mark.parametrize("preset", PRESETS)
 def test_nor_where_tokens_were_drawn_between_some_of_the_vocabulary(
     model: Any, oracle: ModuleType, groups: list[Any], monkeypatch: pytest.MonkeyPatch, preset: Preset, way: Check
@@ -342,6 +367,16 @@ def test_control_with_the_correction_removed_the_oracle_disagrees_wherever_weigh
     oracle.test_the_gradient_is_that_of_the_formula(toy, preset, 0)
     with pytest.raises(AssertionError, match="not close"):
         oracle.test_the_gradient_is_that_of_the_formula(toy, preset, 4)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_control_where_rows_share_what_is_not_alike_it_is_seen(
+    model: Any, oracle: ModuleType, groups: list[Any], monkeypatch: pytest.MonkeyPatch, preset: Preset
+) -> None:
+    shared = forward.shared_prefixes
+    monkeypatch.setattr(forward, "shared_prefixes", lambda ids, lengths: shared(torch.zeros_like(ids), lengths))
+    with pytest.raises(AssertionError, match="not close"):
+        sharing(model, oracle, Objective(preset=preset), groups, monkeypatch)
 
 
 @pytest.mark.parametrize("preset", PRESETS)
