@@ -93,8 +93,7 @@ class WatchedRun:
         with suppress(psutil.NoSuchProcess):
             for child in psutil.Process(self.process.pid).children(recursive=True):  # type: ignore[no-untyped-call]
                 with suppress(psutil.NoSuchProcess):
-                    words = child.cmdline()
-                    if role is None or words[words.index("-m") + 2 :][:1] == [role]:
+                    if role is None or f"{self._module} {role}" in " ".join(child.cmdline()):
                         found.append(child)
         return found
 
