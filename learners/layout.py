@@ -114,15 +114,13 @@ def _bucketed(lengths: list[int], own: list[int], call: int) -> Iterator[list[in
 
     They come by what they share, then by length, each descending, so that neighbours are alike.
     """
-    rows = [row for row in range(len(lengths)) if own[row]]
-    short = [row for row in rows if lengths[row] <= SHORT]
-    if short:
+    rows = [row for row, tokens in enumerate(own) if tokens]
+    if short := [row for row in rows if lengths[row] <= SHORT]:
         yield short
+    long = [row for row in rows if lengths[row] > SHORT]
     bucket: list[int] = []
     longest = asked = 0
-    for row in sorted(
-        (row for row in rows if lengths[row] > SHORT), key=lambda row: (own[row] - lengths[row], -lengths[row])
-    ):
+    for row in sorted(long, key=lambda row: (own[row] - lengths[row], -lengths[row])):
         most = max(longest, lengths[row])
         wider = most - (lengths[row] - own[row])
         if bucket and (len(bucket) + 1) * most * wider - len(bucket) * longest * asked > call + own[row] * lengths[row]:
