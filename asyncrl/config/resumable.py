@@ -23,6 +23,7 @@ MAY_CHANGE: dict[str, str] = {
     "learner.max_tokens_per_microbatch": "sums are added in another order: the last bits",
     "learner.gradient_checkpointing": "memory, not results",
     "learner.cpu_offload": "memory, not results",
+    "learner.compile": "speed; sums are added in another order: the last bits",
     "learner.max_restarts": "from this start on",
     "learner.checkpoint": "all its keys; what is kept is decided by the new ones at the next checkpoint",
     "eval.every_steps": "from this start on",
