@@ -47,6 +47,7 @@ def overrides(recipe: Recipe) -> list[str]:
         "run.output_dir=null",
         f"run.max_steps={STEPS}",
         "weights.publish_every=1",
+        "learner.max_restarts=0",  # a learner that dies is the part that failed
         "learner.checkpoint={every_steps: 1, keep_best: 0, keep_every: null}",
         "eval={at_start: true, at_end: true, every_steps: null}",
         f"eval.prompts={min(recipe.eval.prompts, PROMPTS)}",
