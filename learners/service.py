@@ -422,6 +422,8 @@ class _Learner:
             **step_metrics(
                 step.packed, step.batch, step.worth, seen, first=step.first, update=self.recipe.weights.update
             ),
+            "ranks/idle_passes": seen.idle_passes,
+            "ranks/imbalance": step.imbalance,
             "proximal/bytes": 0 if self.trainer.history is None else self.trainer.history.nbytes,
             **use_metrics(lease),
             "skipped": bool(updates.skipped),

@@ -78,11 +78,6 @@ def balance(loads: Sequence[int], ranks: int) -> list[list[int]]:
     return [sorted(share) for share in shares]
 
 
-def group_loads(batch: Batch) -> list[int]:
-    """Tokens of each group, prompts included: what its passes through the model cost."""
-    return [int(n) for n in np.bincount(batch.groups, weights=batch.lengths)]
-
-
 def share_of(groups: Sequence[pa.RecordBatch], *, version: int, recipe: Recipe) -> tuple[Batch, NDArray[np.float64]]:
     """A share as a rank trains it, and the advantages of its rows: those that the whole batch would give them, before
     what needs the batch (`advantages.scaled`).
@@ -129,9 +124,10 @@ def combine(
     *,
     loss_sum: float,
     units: float,
+    idle_passes: int = 0,
 ) -> Seen:
     """One `Seen` of the whole batch from what the ranks sent of their shares and where the shares' tokens lie in it.
-    loss_sum, units: of all ranks."""
+    loss_sum, units, idle_passes: of all ranks."""
     whole = np.zeros((len(COLUMNS), len(batch.token_ids)), dtype=np.float32)
     for part, at in zip(parts, positions, strict=True):
         whole[:, at] = part.numpy()
@@ -152,4 +148,5 @@ def combine(
         proximal=column["proximal"],
         reference=column["reference"],
         nonfinite=batch.tokens - int(included.sum()) - int((masked > 0).sum()),
+        idle_passes=idle_passes,
     )

@@ -43,7 +43,8 @@ class Seen:
     pulls: norm of the token's gradient of `loss_sum` at the logits (`pull.py`). entropy: of what it was chosen from, by
     these weights, nats. proximal: log-prob that the ratio was clipped against, NaN where it is the behaviour's;
     reference: log-prob of the reference, NaN where it was not asked (see `train_step`). loss_sum: over the included
-    tokens. units: what it is divided by (`objectives/aggregate.py`).
+    tokens. units: what it is divided by (`objectives/aggregate.py`). idle_passes: that a rank made without tokens,
+    because another one had more.
     """
 
     loss_sum: float
@@ -60,6 +61,7 @@ class Seen:
     proximal: NDArray[np.float32]
     reference: NDArray[np.float32]
     nonfinite: int
+    idle_passes: int = 0
 
     @property
     def tokens(self) -> int:
@@ -74,7 +76,8 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What a step saw and did. seen: of this rank's share, but for `loss_sum` and `units`, which are of all."""
+    """What a step saw and did. seen: of this rank's share, but for `loss_sum`, `units` and `idle_passes`, which are of
+    all."""
 
     seen: Seen
     updates: Updates
@@ -127,7 +130,7 @@ def accumulate(
     included, measured, clipped, cut = (torch.zeros(total, dtype=torch.bool) for _ in range(4))
     loss_sum = 0.0
     asked = np.ones(len(batch.groups), np.bool_) if among is None else np.isin(batch.groups, among)
-    teaches = np.isin(batch.groups, batch.groups[advantages != 0]) | teaches_all(objective)
+    teaches = taught(batch, advantages, objective)
     masked[torch.from_numpy(~batch.of_tokens(asked))] = 0
     room = portion(model, max_tokens)
     kinds = [
@@ -138,11 +141,14 @@ def accumulate(
     others = torch.full((total,), torch.nan)
     if ranks.most(int(away.any())):
         others = frozen_logprobs(model, batch, away, temperature=temperature, max_tokens=max_tokens, ranks=ranks)
+    idle = 0
     for portions, graded in kinds:
         # One pass with a gradient at least, and last: a step in which no group teaches is an update by zeros (see
         # `Optimizer`), and only a backward pass makes a sharded model let go of the weights that it has gathered.
-        for _ in range(ranks.most(max(len(portions), int(graded))) - len(portions)):
+        missing = ranks.most(max(len(portions), int(graded))) - len(portions)
+        for _ in range(missing):
             pass_along(model, device, graded=graded)
+        idle += missing
         for micro, whole in portions:
             at, of = micro.positions, whole.positions
             behaviour, trained = batch.behaviour[of].to(device), batch.trained[of].to(device)
@@ -225,6 +231,7 @@ def accumulate(
         proximal=proximal.numpy(),
         reference=reference.numpy(),
         nonfinite=asked_for - int(included.sum()) - int((masked > 0).sum()),
+        idle_passes=idle,
     )
 
 
@@ -235,6 +242,11 @@ def _away(batch: Batch, wholes: Sequence[Whole]) -> Tensor:
         if whole.places is not None:
             away[whole.positions[whole.places < 0]] = True
     return away & batch.trained
+
+
+def taught(batch: Batch, advantages: NDArray[np.float64], objective: Objective) -> NDArray[np.bool_]:
+    """bool [rows]: whether there is something to learn from the row's group."""
+    return np.isin(batch.groups, batch.groups[advantages != 0]) | teaches_all(objective)
 
 
 def teaches_all(objective: Objective) -> bool:
@@ -318,14 +330,19 @@ def train_step(
             forget_gradients(model)
             there = torch.from_numpy(own.included | (own.masked > 0))
             again = passes(replace(batch, trained=batch.trained & there), among=part)
-            own = replace(again, nonfinite=own.nonfinite + again.nonfinite)
+            own = replace(
+                again,
+                nonfinite=own.nonfinite + again.nonfinite,
+                idle_passes=own.idle_passes + again.idle_passes,
+            )
         lost = planned_units(batch, objective, part) - own.units
         answers = slots(weighed(own, batch), rank=ranks.rank, size=ranks.size)
-        tokens, counted, loss_sum, lost, *answers = ranks.total([own.tokens, own.units, own.loss_sum, lost, *answers])
+        counts = [own.tokens, own.units, own.loss_sum, lost, own.idle_passes]
+        tokens, counted, loss_sum, lost, idle, *answers = ranks.total([*counts, *answers])
         denominator -= lost
         measured.append(from_slots(answers))
         updates.append(optimizer.update(int(tokens), denominator=denominator / len(parts), ess=measured[-1].ess))
-        seen.append(replace(own, loss_sum=loss_sum, units=counted))
+        seen.append(replace(own, loss_sum=loss_sum, units=counted, idle_passes=int(idle)))
     done = Updates(tuple(updates), ess=Weighed.together(measured).ess)
     optimizer.ended(done)
     return StepResult(seen=_together(seen), updates=done)
@@ -356,4 +373,5 @@ def _together(parts: Sequence[Seen]) -> Seen:
         proximal=parts[0].proximal,  # of the whole batch
         reference=parts[0].reference,
         nonfinite=sum(part.nonfinite for part in parts),
+        idle_passes=sum(part.idle_passes for part in parts),
     )

@@ -37,7 +37,6 @@ from asyncrl.learners.shares import (
     as_message,
     combine,
     deal,
-    group_loads,
     positions_of,
     share_groups,
     share_of,
@@ -45,8 +44,9 @@ from asyncrl.learners.shares import (
 )
 from asyncrl.learners.shrinking import Budget, fitted
 from asyncrl.learners.snapshot import Keep, live
-from asyncrl.learners.step import Seen, StepResult, train_step
+from asyncrl.learners.step import Seen, StepResult, taught, train_step
 from asyncrl.learners.trained import load_trained
+from asyncrl.learners.workload import Costs, costs_of, group_work, imbalance
 from asyncrl.schema import Packed, pack
 
 log = logging.getLogger(__name__)
@@ -54,7 +54,8 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """The groups of a step, ready to be trained. shares[update][rank]: which of them, by their place."""
+    """The groups of a step, ready to be trained. shares[update][rank]: which of them, by their place. imbalance: work
+    of the rank that has most in an update, over the ranks' mean, by plan."""
 
     version: int  # that the step starts from
     groups: Sequence[pa.RecordBatch]
@@ -62,6 +63,7 @@ class Step:
     batch: Batch
     worth: Advantages
     shares: list[list[list[int]]]
+    imbalance: float
 
     @property
     def first(self) -> NDArray[np.int64]:
@@ -80,6 +82,7 @@ class Trainer:
     model: PreTrainedModel
     whole: PreTrainedModel
     optimizer: Optimizer
+    costs: Costs
     budget: Budget
     history: History | None
     reference: Reference | None
@@ -128,6 +131,7 @@ class Trainer:
             model=model,
             whole=whole,
             optimizer=optimizer,
+            costs=costs_of(model),
             budget=Budget.of(recipe.learner.max_tokens_per_microbatch, run_dir),
             history=history,
             reference=None if start is None else Reference(model, start, ranks),
@@ -155,18 +159,19 @@ class Trainer:
         batch = make_batch(
             packed, version=version, max_age=bound.max_trajectory_age, mask_older=bound.over_age == "mask"
         )
+        worth = compared(packed, self.recipe)
+        work = [0] * batch.count  # one rank has it all
+        if self.ranks.size > 1:
+            work = group_work(batch, self.costs, taught(batch, worth.values, self.recipe.objective))
+        shares = deal(
+            [group.column("ticket")[0].as_py() for group in groups],
+            work,
+            updates=self.recipe.learner.updates_per_step,
+            ranks=self.ranks.size,
+        )
+        uneven = max(imbalance(work, update) for update in shares)
         return Step(
-            version=version,
-            groups=groups,
-            packed=packed,
-            batch=batch,
-            worth=compared(packed, self.recipe),
-            shares=deal(
-                [group.column("ticket")[0].as_py() for group in groups],
-                group_loads(batch),
-                updates=self.recipe.learner.updates_per_step,
-                ranks=self.ranks.size,
-            ),
+            version=version, groups=groups, packed=packed, batch=batch, worth=worth, shares=shares, imbalance=uneven
         )
 
     def train(self, step: Step) -> tuple[Seen, Updates]:
@@ -179,7 +184,8 @@ class Trainer:
             result = self.train_share([step.groups[n] for n in shares[0]], shares=step.shares, version=step.version)
         positions = [positions_of(step.batch, share) for share in shares]
         parts = self.ranks.collect(as_message(result.seen), [len(at) for at in positions])
-        seen = combine(parts, positions, step.batch, loss_sum=result.seen.loss_sum, units=result.seen.units)
+        all_ranks = {name: getattr(result.seen, name) for name in ("loss_sum", "units", "idle_passes")}
+        seen = combine(parts, positions, step.batch, **all_ranks)
         return seen, result.updates
 
     def train_share(

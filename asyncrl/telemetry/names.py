@@ -142,6 +142,9 @@ STEP = (
             "grad_norm": "before clipping; mean over the applied updates",
             "learning_rate": "of this step; with `learner.rate_by_ess` the mean over its updates",
             "nonfinite": "tokens left out because a logprob was not finite",
+            "ranks/imbalance": "work of the rank that has most of an update, over the ranks' mean, by plan "
+            "([shares](learner.md#several-ranks)); 1 with one rank",
+            "ranks/idle_passes": "passes that ranks made without tokens, because another one had more micro-batches",
             "tokens_per_microbatch": "the most in one, but for a longer row: `learner.max_tokens_per_microbatch`, "
             "or [half of it](learner.md#out-of-memory)",
         },

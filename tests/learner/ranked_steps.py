@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import numpy as np
 import torch
 
+from asyncrl.config.objective import Preset
 from asyncrl.config.recipe import Buffer, Learner, Lora, Model, Objective, Recipe
+from asyncrl.learners.batch import Batch
+from asyncrl.learners.diagnostics import step_metrics
 from asyncrl.learners.lora import served_weights
 from asyncrl.learners.optimize import Optimizer
 from asyncrl.learners.parallel import Ranks, Sharded, in_folder
@@ -23,7 +26,6 @@ from asyncrl.learners.shares import (
     balance,
     combine,
     deal,
-    group_loads,
     positions_of,
     share_groups,
     share_of,
@@ -65,6 +67,7 @@ def outcome(ranks: Ranks, folder: Path) -> dict[str, Any]:
         "several": several(ranks, folder),
         "paced": paced(ranks, folder),
         "asking": ask(ranks, folder),
+        "presets": presets(ranks, folder),
         "segmented": segmented(ranks, folder),
         "skipped": skip(ranks, folder),
         "resumed": resume(ranks, folder),
@@ -113,7 +116,7 @@ def several(ranks: Ranks, folder: Path) -> dict[str, Any]:
     for chosen in STEPS:
         step = [groups[n] for n in chosen]
         batch, _ = share_of(step, version=1, recipe=RECIPE)
-        shares = deal(chosen, group_loads(batch), updates=2, ranks=ranks.size)
+        shares = deal(chosen, loads(batch), updates=2, ranks=ranks.size)
         own = share_of([step[n] for n in share_groups(shares, ranks.rank)], version=1, recipe=RECIPE)
         parts = share_parts(shares, ranks.rank)
         result = train_step(model, optimizer, *own, **OBJECTIVE, parts=parts, ranks=ranks)
@@ -130,7 +133,7 @@ def paced(ranks: Ranks, folder: Path) -> dict[str, Any]:
     for chosen in STEPS:
         step = [groups[n] for n in chosen]
         batch, _ = share_of(step, version=1, recipe=RECIPE)
-        shares = deal(chosen, group_loads(batch), updates=2, ranks=ranks.size)
+        shares = deal(chosen, loads(batch), updates=2, ranks=ranks.size)
         own = share_of([step[n] for n in share_groups(shares, ranks.rank)], version=1, recipe=RECIPE)
         parts = share_parts(shares, ranks.rank)
         updates = train_step(model, optimizer, *own, **OBJECTIVE, parts=parts, ranks=ranks).updates
@@ -170,6 +173,29 @@ def ask(ranks: Ranks, folder: Path) -> dict[str, Any]:
     return {"weights": _weights(ranks, trainer.model, trainer.whole), "accounts": accounts, "held": held}
 
 
+def presets(ranks: Ranks, folder: Path) -> dict[str, dict[str, Any]]:
+    """By preset: all metrics that follow from data and weights of a step by all groups; passes without tokens; the
+    weights after it."""
+    groups = groups_of(folder) + groups_of(folder, "segmented")
+    learner = msgspec.structs.replace(RECIPE.learner, max_tokens_per_microbatch=16)
+    found = {}
+    for preset in get_args(Preset):
+        recipe = msgspec.structs.replace(RECIPE, objective=Objective(preset=preset), learner=learner)
+        trainer = Trainer.load(recipe, folder / "model", None, ranks)
+        step = trainer.prepare(groups, version=1)
+        told: dict[str, Any] = {}
+        if ranks.rank == 0:
+            seen, updates = trainer.train(step)
+            record = step_metrics(step.packed, step.batch, step.worth, seen, first=step.first, update="recompute")
+            record |= {"grad_norm": updates.grad_norm, "ess": updates.ess, "updates": len(updates.applied)}
+            told = {"record": record, "idle": seen.idle_passes}
+        else:
+            own = [step.groups[n] for n in share_groups(step.shares, ranks.rank)]
+            ranks.collect(as_message(trainer.train_share(own, shares=step.shares, version=1).seen), [])
+        found[preset] = {**told, "weights": _weights(ranks, trainer.model, trainer.whole)}
+    return found
+
+
 def segmented(ranks: Ranks, folder: Path) -> dict[str, Any]:
     """A step by whole answers, of which one group's alone are several segments, each in a micro-batch of its own, and
     alone have sampling masks."""
@@ -201,6 +227,11 @@ def resume(ranks: Ranks, folder: Path) -> dict[str, Any]:
     return {"weights": _weights(ranks, model, whole), "updates": optimizer.updates}
 
 
+def loads(batch: Batch) -> list[int]:
+    """Tokens of each group."""
+    return [int(n) for n in np.bincount(batch.groups, weights=batch.lengths)]
+
+
 def groups_of(folder: Path, name: str = "groups") -> list[Any]:
     return [decode(path.read_bytes()) for path in sorted((folder / name).glob("*.arrow"))]
 
@@ -214,7 +245,7 @@ def _learner(ranks: Ranks, folder: Path, recipe: Recipe) -> tuple[Any, Any, Opti
 def _share(ranks: Ranks, groups: list[Any]) -> tuple[list[list[int]], tuple[Any, Any]]:
     """All shares, and what of `groups` this rank trains."""
     batch, _ = share_of(groups, version=1, recipe=RECIPE)
-    shares = balance(group_loads(batch), ranks.size)
+    shares = balance(loads(batch), ranks.size)
     return shares, share_of([groups[n] for n in shares[ranks.rank]], version=1, recipe=RECIPE)
 
 

@@ -7,16 +7,17 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from asyncrl.config.objective import Preset
 from asyncrl.learners.checkpoint import find_resumable
 from asyncrl.learners.parallel import ALONE
-from asyncrl.learners.shares import balance, group_loads, share_of
+from asyncrl.learners.shares import balance, share_of
 from asyncrl.learners.step import accumulate
 from asyncrl.learners.trained import load_trained
 from asyncrl.schema import Support, encode
@@ -96,6 +97,17 @@ def close(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> 
         assert torch.allclose(found[name], tensor, atol=1e-5, rtol=1e-5), name
 
 
+def equal(found: Any, expected: Any) -> bool:
+    """Of what a record holds: numbers to rounding, all else exactly."""
+    if isinstance(expected, dict):
+        return found.keys() == expected.keys() and all(equal(found[key], value) for key, value in expected.items())
+    if isinstance(expected, list):
+        return len(found) == len(expected) and all(map(equal, found, expected))
+    if isinstance(expected, float):
+        return bool(np.isclose(found, expected, atol=1e-5, rtol=1e-3, equal_nan=True))
+    return bool(found == expected)
+
+
 @pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
 @pytest.mark.timeout(400)
 def test_ranks_take_the_step_that_one_takes(folder: Path, alone: dict[str, Any], size: int) -> None:
@@ -131,6 +143,15 @@ def test_ranks_take_the_step_that_one_takes(folder: Path, alone: dict[str, Any],
     assert found["asking"]["held"][0] == alone["asking"]["held"][0] == (4, 3, 2, 1)
     assert found["asking"]["held"][1] < 0.75 * alone["asking"]["held"][1]
 
+    # Under every preset, and each number that a step's record has of its data.
+    assert alone["presets"].keys() == set(get_args(Preset))
+    for preset, one in alone["presets"].items():
+        several = found["presets"][preset]
+        close(several["weights"], one["weights"])
+        assert equal(several["record"], one["record"]), (preset, several["record"], one["record"])
+        assert one["idle"] == 0
+    assert any(several["idle"] for several in found["presets"].values()), "ranks have as many micro-batches"
+
     # A pass that only one rank needs, for the log-probs of what is in its other micro-batches, is taken along by all.
     assert found["segmented"]["units"] == alone["segmented"]["units"] == 9
     np.testing.assert_allclose(found["segmented"]["norm"], alone["segmented"]["norm"], rtol=1e-3)
@@ -159,7 +180,7 @@ def test_these_groups_can_tell_a_denominator_of_each_ranks_own(
     groups = ranked.groups_of(folder)
     batch, _ = share_of(groups, version=1, recipe=ranked.RECIPE)
     model = load_trained(ranked.RECIPE.model, folder / "model", None, seed=ranked.RECIPE.run.seed)
-    for share in balance(group_loads(batch), 2):
+    for share in balance(ranked.loads(batch), 2):
         own, worth = share_of([groups[n] for n in share], version=1, recipe=ranked.RECIPE)
         before = {name: 0 if p.grad is None else p.grad.clone() for name, p in model.named_parameters()}
         seen = accumulate(model, own, worth, **ranked.OBJECTIVE)
