@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from asyncrl.config.errors import quoted
 from asyncrl.config.recipe import Recipe
 
 
@@ -48,7 +49,12 @@ class Launch:
     def overrides(self, recipe: Recipe) -> list[str]:
         """What `--set` must add to a recipe whose ranks torchrun starts: their number, where it leaves that open.
 
-        Raises LaunchError where it says another one."""
+        Raises LaunchError where it says another one, or names GPUs."""
+        if recipe.learner.devices is not None:
+            raise LaunchError(
+                f"learner.devices is {quoted(recipe.learner.devices)}, but under torchrun each rank has the GPU of its "
+                "number on its host. Leave learner.devices out; CUDA_VISIBLE_DEVICES says which GPUs torchrun may use"
+            )
         if recipe.learner.ranks not in (1, self.size):
             raise LaunchError(
                 f"learner.ranks is {recipe.learner.ranks}, but torchrun started {self.size} processes (nodes x "

@@ -71,6 +71,8 @@ def test_the_number_of_ranks_is_torchruns_unless_the_recipe_says_another() -> No
     assert launch.overrides(Recipe(run=Run(name="r"), learner=Learner(ranks=4))) == []
     with pytest.raises(LaunchError, match=r"learner\.ranks is 2, but torchrun started 4 processes"):
         launch.overrides(Recipe(run=Run(name="r"), learner=Learner(ranks=2)))
+    with pytest.raises(LaunchError, match=r"learner\.devices is \[4, 5\], but under torchrun"):
+        launch.overrides(Recipe(run=Run(name="r"), learner=Learner(devices=[4, 5])))
 
 
 def test_ranks_of_several_hosts_are_not_reached_by_loopback() -> None:
@@ -84,13 +86,22 @@ def test_ranks_of_several_hosts_are_not_reached_by_loopback() -> None:
 async def test_ranks_meet_whoever_has_knocked_before(server: list[TCPStore], quick: None) -> None:
     """Processes of an earlier start have left their knocks in the store, which outlives them."""
     server[0].set("asyncrl/knock/1", "of-a-process-that-is-gone")
-    for _ in range(2):
-        ranks = [peers(server, rank, 3) for rank in (2, 0, 1)]
-        await met(*ranks)
-        for one in ranks:
-            one.close()
+    first, second, third = (peers(server, rank, 3) for rank in range(3))
+    waiting = asyncio.create_task(first.meet(asyncio.Event(), interface=None))
+    async with asyncio.timeout(LIMIT_S):
+        while not server[0].check(["asyncrl/welcome/of-a-process-that-is-gone"]):
+            await asyncio.wait({waiting}, timeout=0.01)
+        assert not waiting.done()
+        others = [one.meet(asyncio.Event(), interface=None) for one in (third, second)]
+        assert all(await asyncio.gather(waiting, *others))
+    for one in (first, second, third):
+        one.close()
+
+    again = [peers(server, rank, 3) for rank in (2, 0, 1)]
+    await met(*again)
+    for one in again:
+        one.close()
     assert server[0].get("asyncrl/starts") == b"2"
-    assert server[0].get("asyncrl/welcome/of-a-process-that-is-gone") == b"1"
 
 
 @pytest.mark.asyncio
