@@ -28,13 +28,14 @@ class ReplayError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """branch: the steps that led to the present weights. kept: version -> checkpoint on that branch. notes: a line each
-    on why the same bits might not come out although nothing was changed."""
+    """branch: the steps that led to the present weights. kept: version -> checkpoint on that branch. budgets: tokens of
+    a step's micro-batches. notes: a line each on why the same bits might not come out although nothing was changed."""
 
     folder: Path
     branch: Sequence[Stretch]
     forks: Mapping[int, tuple[int, int]]
     kept: Mapping[int, Checkpoint]
+    budgets: Mapping[Weights, int]
     notes: Sequence[str]
 
     @property
@@ -79,7 +80,8 @@ def read_recording(folder: Path, recipe: Recipe) -> Recording:
     """What the run folder says. `recipe`: the one that lies in it now.
 
     Raises ReplayError: nothing was trained, or not by that recipe."""
-    starts = _starts(folder / "metrics.jsonl")
+    records = _records(folder / "metrics.jsonl")
+    starts = _starts(folder / "metrics.jsonl", records)
     forks = {start["lineage"]: (start["parent"][0], start["version"]) for start in starts}
     sound, _ = checkpoints.survey(folder / "checkpoints")
     newest = max(forks)
@@ -90,17 +92,27 @@ def read_recording(folder: Path, recipe: Recipe) -> Recording:
     kept = {of.weights.version: of for of in sound if of.weights.version <= ends.get(of.weights.lineage, -1)}
     on_branch = [start for start in starts if start["lineage"] in ends]
     _check_recipe(folder / "recipe.yaml", recipe, on_branch)
-    return Recording(folder=folder, branch=branch, forks=forks, kept=kept, notes=_notes(recipe, on_branch))
+    budgets = {
+        Weights(record["lineage"], record["version"] - 1): record["tokens_per_microbatch"]
+        for record in records
+        if "tokens_per_microbatch" in record
+    }
+    notes = _notes(recipe, on_branch)
+    return Recording(folder=folder, branch=branch, forks=forks, kept=kept, budgets=budgets, notes=notes)
 
 
-def _starts(path: Path) -> list[Record]:
-    """The start event of every lineage."""
+def _records(path: Path) -> list[Record]:
     try:
-        starts = [record for record in read_metrics(path) if record.get("event") == "start"]
+        return read_metrics(path)
     except FileNotFoundError:
-        starts = []
+        return []
     except ValueError as error:
         raise ReplayError(str(error)) from None
+
+
+def _starts(path: Path, records: Sequence[Record]) -> list[Record]:
+    """The start event of every lineage."""
+    starts = [record for record in records if record.get("event") == "start"]
     if not starts:
         raise ReplayError(f"{path} tells of no learner's start: there is nothing to replay")
     if any("settings" not in start for start in starts):

@@ -18,6 +18,7 @@ from asyncrl.learners.checkpoint import Checkpoint
 from asyncrl.learners.lora import in_dtype, served_weights
 from asyncrl.learners.model import load_model
 from asyncrl.learners.recording import Recording, ReplayError
+from asyncrl.learners.shrinking import Budget
 from asyncrl.learners.trainer import Trainer
 from asyncrl.learners.writing import save
 from asyncrl.staleness import Weights
@@ -105,6 +106,8 @@ def replay(
         if step.lineage != lineage:
             trainer.restart(step.version)
             lineage = step.lineage
+        if (budget := recording.budgets.get(step)) is not None:
+            trainer.budget = Budget.of(budget)
         try:
             groups = recording.archive.groups(step)
         except ValueError as error:

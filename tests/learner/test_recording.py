@@ -24,5 +24,5 @@ def test_versions_without_a_checksum_leave_no_stamp(
     archive = Archive(tmp_path / "archive")
     archive.write(1, 0, [to_batch(make_group(hashed))])
     archive.write(1, 1, [to_batch(make_group(unhashed, ticket=1))])
-    recording = Recording(folder=tmp_path, branch=[(1, 0, 1)], forks={1: (0, 0)}, kept={}, notes=[])
+    recording = Recording(folder=tmp_path, branch=[(1, 0, 1)], forks={1: (0, 0)}, kept={}, budgets={}, notes=[])
     assert recording.stamps(0) == {0: {"ab"}}

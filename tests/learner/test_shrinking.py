@@ -8,6 +8,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,8 @@ from asyncrl.learners import shrinking, step
 from asyncrl.learners.batch import split_rows
 from asyncrl.learners.model import load_model
 from asyncrl.learners.optimize import Optimizer
+from asyncrl.learners.recording import read_recording
+from asyncrl.learners.replay import Compared, replay
 from asyncrl.learners.service import learn
 from asyncrl.learners.shares import share_of
 from asyncrl.learners.shrinking import FILE, Budget, OutOfMemory, hopeless, is_out_of_memory
@@ -34,6 +37,7 @@ from asyncrl.telemetry.text import event_line
 
 LIMIT_S = 240.0
 RATE = 1e-2
+KEEP = Checkpoint(every_steps=1, keep_last=10)
 GPU = "CUDA out of memory. Tried to allocate 2.00 GiB."
 
 
@@ -198,7 +202,7 @@ async def test_a_run_says_that_its_micro_batches_are_smaller_and_a_resumed_one_k
     recipe = Recipe(
         run=Run(name="short", max_steps=4),
         collector=Collector(group_size=4),
-        learner=Learner(groups_per_step=3, max_tokens_per_microbatch=30, checkpoint=Checkpoint(every_steps=1)),
+        learner=Learner(groups_per_step=3, max_tokens_per_microbatch=30, checkpoint=KEEP),
         objective=Objective(preset="grpo", entropy=0.01),  # so that every group has a gradient
         eval=Eval(at_start=False, at_end=False),
     )
@@ -221,6 +225,14 @@ async def test_a_run_says_that_its_micro_batches_are_smaller_and_a_resumed_one_k
     ]
     assert events[0]["version"] == 2
     assert event_line(events[0]) == "out of memory: from step 2 on a micro-batch has up to 15 tokens, before 30"
+
+    recording = read_recording(tmp_path, recipe)
+    # A replay has the same budgets, and so the same bits. Control: with the recipe's it has others.
+    for told, equal in ((recording, True), (replace(recording, budgets={}), False)):
+        compared: list[Compared] = []
+        replay(told, recipe, model_path, start=1, on_version=compared.append)
+        assert len(compared) == 4
+        assert all(one.checkpoint for one in compared) is equal
 
 
 @pytest.mark.slow
