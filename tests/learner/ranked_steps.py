@@ -1,10 +1,13 @@
-"""The same steps on any number of ranks: `python ranked_steps.py RANK SIZE FOLDER`, or `outcome` in a process alone.
+"""The same steps on any number of ranks: `python ranked_steps.py RANK SIZE FOLDER`, `torchrun ranked_steps.py FOLDER`,
+or `outcome` in a process alone.
 
 FOLDER holds model/, groups/*.arrow, segmented/*.arrow, and gets `meeting`, and from rank 0 `outcome-SIZE.pt`.
 """
 
 from __future__ import annotations
 
+import asyncio
+import os
 import sys
 from pathlib import Path
 from typing import Any, get_args
@@ -34,6 +37,8 @@ from asyncrl.learners.shares import (
 from asyncrl.learners.step import accumulate, train_step
 from asyncrl.learners.trained import load_trained
 from asyncrl.learners.trainer import Trainer
+from asyncrl.runtime.launch import Launch
+from asyncrl.runtime.launched import Peers, connected
 from asyncrl.schema import decode
 
 RECIPE = Recipe(
@@ -255,11 +260,18 @@ def _weights(ranks: Ranks, model: Any, whole: Any) -> dict[str, torch.Tensor]:
 
 
 def main() -> None:
-    rank, size, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
+    folder = Path(sys.argv[-1])
     torch.set_num_threads(1)
-    ranks = Sharded(
-        rank, size, meeting=in_folder(folder / f"meeting-{size}", rank, size), step_s=LIMIT_S, silence_s=LIMIT_S
-    )
+    launch = Launch.of(os.environ)
+    if launch is not None:
+        rank, size = launch.rank, launch.size
+        peers = Peers(connected(launch), launch, limit_s=LIMIT_S)
+        meeting = asyncio.run(peers.meet(asyncio.Event(), interface=None))
+        assert meeting is not None
+    else:
+        rank, size = int(sys.argv[1]), int(sys.argv[2])
+        meeting = in_folder(folder / f"meeting-{size}", rank, size)
+    ranks = Sharded(rank, size, meeting=meeting, step_s=LIMIT_S, silence_s=LIMIT_S)
     found = outcome(ranks, folder)
     if rank == 0:
         torch.save(found, folder / f"outcome-{size}.pt")

@@ -71,10 +71,15 @@ def alone(folder: Path, ranked: Any) -> dict[str, Any]:
     return dict(ranked.outcome(ALONE, folder))
 
 
-def together(folder: Path, size: int) -> dict[str, Any]:
-    """The outcome of `size` processes."""
-    (folder / f"meeting-{size}").mkdir()
-    run_ranks("ranked_steps.py", size, str(folder))
+def together(folder: Path, size: int, *, launched: bool) -> dict[str, Any]:
+    """The outcome of `size` processes, which torchrun starts or nobody."""
+    if launched:
+        script = str(Path(__file__).with_name("ranked_steps.py"))
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(size)]
+        assert subprocess.run([*torchrun, script, str(folder)], check=False, timeout=LIMIT_S).returncode == 0
+    else:
+        (folder / f"meeting-{size}").mkdir()
+        run_ranks("ranked_steps.py", size, str(folder))
     found: dict[str, Any] = torch.load(folder / f"outcome-{size}.pt", weights_only=False)
     return found
 
@@ -108,10 +113,10 @@ def equal(found: Any, expected: Any) -> bool:
     return bool(found == expected)
 
 
-@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("size", "launched"), [(2, False), pytest.param(4, True, marks=pytest.mark.slow)])
 @pytest.mark.timeout(400)
-def test_ranks_take_the_step_that_one_takes(folder: Path, alone: dict[str, Any], size: int) -> None:
-    found = together(folder, size)
+def test_ranks_take_the_step_that_one_takes(folder: Path, alone: dict[str, Any], size: int, launched: bool) -> None:
+    found = together(folder, size, launched=launched)
     for kind in ("whole", "adapted"):
         assert max(float(g.abs().max()) for g in alone[kind]["gradients"].values()) > 1e-3
         close(found[kind]["gradients"], alone[kind]["gradients"])
