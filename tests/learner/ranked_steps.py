@@ -276,6 +276,8 @@ def main() -> None:
     if rank == 0:
         torch.save(found, folder / f"outcome-{size}.pt")
     ranks.close()
+    if launch is not None:
+        peers.close()
 
 
 if __name__ == "__main__":
