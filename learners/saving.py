@@ -1,11 +1,11 @@
 """When a checkpoint is written: beside training from a snapshot, one at a time, or while training stands.
 
-| who waits                             | for what                   | who ends the wait                         |
-|---------------------------------------|----------------------------|-------------------------------------------|
-| the step loop, when one is due        | the snapshot               | its copies                                |
-| the same, before it takes the next    | the write that is under way | the disk; `limit_s` (raises)             |
-| the end of a run, a signal's `stop`   | the write that is under way | the disk; `limit_s` (raises), the grace  |
-| the write, once the file is there     | the store, for `on_saved`  | the store, or the limit of its outages    |
+| who waits                           | for what                    | who ends the wait                       |
+|-------------------------------------|-----------------------------|-----------------------------------------|
+| the step loop, when one is due      | the snapshot                | its copies                              |
+| the same, before it takes the next  | the write that is under way | the disk; `limit_s` (raises)            |
+| the end of a run, a signal's `stop` | the write that is under way | the disk; `limit_s` (raises), the grace |
+| the write, once the file is there   | the store, for `on_saved`   | the store, or the limit of its outages  |
 
 A write that fails costs nothing but itself: the checkpoints before it stay, training goes on, and the next one that is
 due tries again. Only where it was the last of a run that is an error (`ensure`).
@@ -125,7 +125,7 @@ class Saver:
         task.result()
 
     def check(self) -> None:
-        """Raise what the last write has come to, if it has ended with what is no error of the disk's."""
+        """Raise what ended the last write, where that is no error of the disk's. Waits for nothing."""
         if self._writing is not None and self._writing[1].done():
             _, task = self._writing
             self._writing = None
@@ -163,5 +163,5 @@ class Saver:
             return
         self._failed = None
         save_s = time.monotonic() - started
-        await self._on_saved(Saved(snapshot, path, stall_s if self._copies else stall_s + save_s, save_s))
+        await self._on_saved(Saved(snapshot, path, stall_s + (save_s if self._copies is None else 0.0), save_s))
         self._newest = snapshot.weights.version
