@@ -23,7 +23,7 @@ def measure(*, quick: bool, say: Say, full: bool = False) -> Measured:
         learner_packed.measure(quick=quick, say=say, full=full),
         learner_shared.measure(quick=quick, say=say, full=full),
         learner_trl.measure(quick=quick, say=say, full=full),
-        learner_memory.measure(say=say),
+        learner_memory.measure(quick=quick, say=say),
         learner_checkpoint.measure(quick=quick, say=say),
     ]
     return Measured(

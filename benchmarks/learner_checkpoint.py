@@ -28,7 +28,8 @@ from asyncrl.telemetry.metrics import read_metrics, surviving_steps
 SHARE = 0.05
 
 EVERY = 2  # steps; each other step has a write beside it
-STEPS, QUICK_STEPS = 9, 5
+STEPS, QUICK_STEPS = 9, 3
+QUICK = {**MEDIUM, "num_hidden_layers": 6}  # half of a step's work, and half of a checkpoint's bytes
 WARM = 1  # the first step, in which memory is given out
 
 
@@ -47,7 +48,7 @@ class Found:
 
 def measure(*, quick: bool, say: Say) -> Measured:
     """A row for checkpoints written beside training, and one for those that training waits for."""
-    return compare(MEDIUM, steps=QUICK_STEPS if quick else STEPS, say=say)
+    return compare(QUICK, steps=QUICK_STEPS, say=say) if quick else compare(MEDIUM, steps=STEPS, say=say)
 
 
 def compare(config: dict[str, Any], *, steps: int, say: Say) -> Measured:
