@@ -92,11 +92,13 @@ async def _check(
                     await refuse_in_use(store, recipe)
             finally:
                 await store.close()
+    plan: Plan | None = None
     with lacks.but(RecipeError):
         plan = await planner.look(recipe, folder, collects=collects, neighbours=neighbours)
-        compiler.check(recipe.learner, gpu=bool(plan.machine.gpus))
-        return plan
-    return None
+    if plan is not None:
+        with lacks.but(RecipeError):
+            compiler.check(recipe.learner, gpu=bool(plan.machine.gpus))
+    return plan
 
 
 async def _check_task_and_model(recipe: Recipe, *, fetch: bool) -> Path | None:
