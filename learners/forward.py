@@ -27,6 +27,9 @@ from asyncrl.schema import Support
 BATCH_DEPENDENT_ROPE = {"dynamic", "longrope"}
 PACKABLE_LAYERS = {"full_attention", "sliding_attention", "attention"}
 
+# A pass that has no more logits than this, 4 MiB in float32, computes all of them: choosing some would gain little.
+FEW = 1 << 20
+
 
 def pack_attention(model: PreTrainedModel) -> str | None:
     """Switch `model` to packed attention. None = done; else it is left as it was, and this is the reason.
@@ -184,12 +187,16 @@ def _predicted(
     """Of each of `targets` [P] after what is computed at input_ids[rows[p]]; input_ids [M]. rows: on the CPU. support:
     of P draws."""
     dtype, device = _compute_dtype(model), input_ids.device
-    needed = torch.zeros(len(input_ids), dtype=torch.bool)
-    needed[rows] = True
-    kept = needed.nonzero().flatten().to(device)
-    rows = (needed.cumsum(0) - 1)[rows].to(device)
+    kept: Tensor | None = None
+    if len(input_ids) * model.config.get_text_config().vocab_size > FEW:
+        needed = torch.zeros(len(input_ids), dtype=torch.bool)
+        needed[rows] = True
+        kept = needed.nonzero().flatten().to(device)
+        rows = (needed.cumsum(0) - 1)[rows]
+    rows = rows.to(device)
     # Tokens after the same prefix have a row of logits each, where they were drawn between others.
-    head = head_for(model, dtype, tokens=len(kept) if support is None else len(targets))
+    tokens = len(input_ids) if kept is None else len(kept)
+    head = head_for(model, dtype, tokens=tokens if support is None else max(tokens, len(targets)))
     with torch.autocast(device.type, dtype=dtype, enabled=dtype != torch.float32):
         if head is not None:
             return call_with_head(
@@ -205,10 +212,10 @@ def _predicted(
                 use_cache=False,
                 **inputs,
             )
-        if _keeps_logits(type(model)):
-            inputs["logits_to_keep"] = kept
-        logits: Tensor = model(input_ids=input_ids[None], use_cache=False, **inputs).logits[0]
-    if "logits_to_keep" not in inputs:
+        chooses = kept is not None and _keeps_logits(type(model))
+        chosen = {"logits_to_keep": kept} if chooses else {}
+        logits: Tensor = model(input_ids=input_ids[None], use_cache=False, **inputs, **chosen).logits[0]
+    if kept is not None and not chooses:
         logits = logits.index_select(0, kept)
     return predicted_plainly(logits, rows, targets, temperature=temperature, spread=spread, support=support)
 

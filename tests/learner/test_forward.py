@@ -271,6 +271,7 @@ def test_only_what_is_asked_for_reaches_the_head(monkeypatch: pytest.MonkeyPatch
     model = build(CONFIGS["llama-gqa"])
     model.logprob_head = find_head(model)
     assert way == "one by one" or pack_attention(model) is None
+    monkeypatch.setattr("asyncrl.learners.forward.FEW", 0)
     if way == "blocks":
         monkeypatch.setattr("asyncrl.learners.predictions.PLAIN", 0)
     ids, cu = packed(SHORT_ROWS)
