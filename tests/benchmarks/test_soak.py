@@ -129,7 +129,7 @@ def test_a_kill_in_each_phase_and_rank_loses_nothing_and_trains_nothing_twice(tm
     said: list[str] = []
     kills = schedule(len(PHASES), seed=1)
     kills += [Kill("rank", point) for point in ("told.before", "rank-gather.before")]  # while it waits; at a checkpoint
-    found = soak(tmp_path, kills, say=said.append)
+    found = soak(tmp_path / "soak", kills, say=said.append)
     assert [kill for kill in found.kills if kill.wrong] == [], said
     assert {kill.phase for kill in found.kills} == set(PHASES)
     assert (found.account.lost, found.account.duplicated) == (0, 0)
