@@ -228,7 +228,7 @@ class Checkpoint(Section, frozen=True, kw_only=True):
 class Learner(Section, frozen=True, kw_only=True):
     """What trains (`docs/learner.md`)."""
 
-    ranks: Positive = 1  # processes that share a step (FSDP2); above 1 without GPUs: Gloo on the CPU
+    ranks: Positive = 1  # processes that share a step (FSDP2); under torchrun: all that it starts
     devices: list[int] | None = None  # a GPU for each rank (`docs/gpu.md`); null: the first ones that it sees
     groups_per_step: Positive = 16  # prompts per step
     updates_per_step: Positive = 1  # optimizer updates of a step, each by as many of its groups, one more or less

@@ -64,7 +64,8 @@ class Launchers:
     def hosts(self, count: int, ranks: int, *options: str, settings: dict[str, object]) -> list[subprocess.Popen[str]]:
         endpoint = f"127.0.0.1:{free_port()}"
         chosen = [text for key, value in settings.items() for text in ("--set", f"{key}={value}")]
-        rendezvous = ["--nnodes", str(count), "--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint]
+        here = ["--local-addr", "127.0.0.1"]  # whatever this machine's name stands for
+        rendezvous = ["--nnodes", str(count), "--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint, *here]
         command = ["-m", "torch.distributed.run", *rendezvous, "--nproc-per-node", str(ranks), *options]
         resume = ["--resume"] if "run.name" not in settings else []
         started = []
