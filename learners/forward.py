@@ -114,9 +114,10 @@ def token_predictions(
     token_ids int64 [N]: sequences back to back. cu_seqlens int64 [rows + 1]: sequence r is [cu[r], cu[r + 1]).
     Returns float32 [N]: log softmax(logits / temperature) at the token; with `spread` also entropy and collision of
     that distribution (see `Predicted`). asked: bool [N], the tokens that this is wanted of, None for all; the head,
-    which may be the larger part of a pass, computes nothing else. The others, and the first token of each sequence,
-    which nothing predicts, count as certain: log-prob and entropy 0, collision 1. share_prefixes: compute once what
-    neighbours begin with, for packs of whole groups; the same numbers but for rounding, if the model packs at all.
+    which may be the larger part of a pass, computes nothing else if there are more than FEW logits. The others, and the
+    first token of each sequence, which nothing predicts, count as certain: log-prob and entropy 0, collision 1.
+    share_prefixes: compute once what neighbours begin with, for packs of whole groups; the same numbers but for
+    rounding, if the model packs at all.
     support: of N draws, what each token was drawn between, which is then what the distribution is over; None: all of
     the vocabulary. Raises ValueError if cu_seqlens does not describe token_ids.
     """
@@ -213,8 +214,8 @@ def _predicted(
                 **inputs,
             )
         chooses = kept is not None and _keeps_logits(type(model))
-        chosen = {"logits_to_keep": kept} if chooses else {}
-        logits: Tensor = model(input_ids=input_ids[None], use_cache=False, **inputs, **chosen).logits[0]
+        only = {"logits_to_keep": kept} if chooses else {}
+        logits: Tensor = model(input_ids=input_ids[None], use_cache=False, **inputs, **only).logits[0]
     if kept is not None and not chooses:
         logits = logits.index_select(0, kept)
     return predicted_plainly(logits, rows, targets, temperature=temperature, spread=spread, support=support)
