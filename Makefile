@@ -59,9 +59,9 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) -c constraints.txt -e '.[dev]'
 	@touch $@
 
-# Beside it, for the tests: published packages of tasks and agents, one of which is compiled (cc, Python's headers).
+# Beside it, for the tests: published packages of tasks and agents, one of which is compiled (cc, Python's headers); torch.compile needs g++.
 $(TESTED): $(INSTALLED)
-	@command -v cc >/dev/null || { echo "the tests need a C compiler and Python's headers: apt-get install gcc libc6-dev python3-dev" >&2; exit 1; }
+	@command -v cc >/dev/null && command -v g++ >/dev/null || { echo "the tests need C and C++ compilers and Python's headers: apt-get install gcc g++ libc6-dev python3-dev" >&2; exit 1; }
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) -c constraints.txt -e '.[dev,packages]'
 	@touch $@
 
