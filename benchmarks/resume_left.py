@@ -88,7 +88,7 @@ def _add(value: Any, digest: xxhash.xxh3_64) -> None:
 
 def difference(one: Left, other: Left, *, bits: bool) -> str:
     """The first thing in which they differ, "" if they do not. bits: all is compared, not only which prompts each step
-    trained.
+    trained. In a batch, those that are due come first, and what was made again is due later: its order may be another.
 
     >>> one = Left((Trained((0, 1), "a"), Trained((2, 3), "b")), "w", "o", "r")
     >>> other = Left((Trained((0, 1), "a"), Trained((2, 3), "c")), "v", "p", "r")
@@ -97,7 +97,7 @@ def difference(one: Left, other: Left, *, bits: bool) -> str:
     """
     pairs: Sequence[tuple[Trained, Trained]] = list(zip(one.steps, other.steps, strict=True))
     for number, (mine, others) in enumerate(pairs, 1):
-        if mine.tickets != others.tickets:
+        if mine.tickets != others.tickets and (bits or sorted(mine.tickets) != sorted(others.tickets)):
             return f"prompts of step {number}"
         if bits and mine.digest != others.digest:
             return f"tokens, log-probs or rewards of step {number}"

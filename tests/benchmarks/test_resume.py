@@ -39,7 +39,9 @@ def test_controls_are_killed_where_something_is_lost() -> None:
         (replace(LEFT, weights="w", optimizer="o", random="r"), False, ""),
         (replace(LEFT, steps=(*LEFT.steps[:2], Trained((4, 5), "x"))), True, "tokens, log-probs or rewards of step 3"),
         (replace(LEFT, steps=(*LEFT.steps[:2], Trained((4, 5), "x"))), False, ""),
-        (replace(LEFT, steps=(LEFT.steps[0], Trained((3, 2), "1"), LEFT.steps[2])), False, "prompts of step 2"),
+        (replace(LEFT, steps=(LEFT.steps[0], Trained((3, 2), "1"), LEFT.steps[2])), True, "prompts of step 2"),
+        (replace(LEFT, steps=(LEFT.steps[0], Trained((3, 2), "1"), LEFT.steps[2])), False, ""),
+        (replace(LEFT, steps=(LEFT.steps[0], Trained((3, 4), "1"), LEFT.steps[2])), False, "prompts of step 2"),
     ],
 )
 def test_the_first_difference_is_named(other: Left, bits: bool, found: str) -> None:
