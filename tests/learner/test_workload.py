@@ -79,10 +79,10 @@ def test_the_operations_of_a_pass_are_those_that_are_counted() -> None:
     """torch counts what a group's pass really computes, but for attention, whose kernel on a CPU it does not know."""
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=4096,  # of fewer logits all are computed, asked for or not
+        vocab_size=2304,  # of fewer logits all are computed, asked for or not
         hidden_size=64,
         intermediate_size=160,
-        num_hidden_layers=3,
+        num_hidden_layers=6,
         num_attention_heads=4,
         num_key_value_heads=2,
         max_position_embeddings=512,
@@ -91,7 +91,7 @@ def test_the_operations_of_a_pass_are_those_that_are_counted() -> None:
     model.compute_dtype = torch.float32
     assert pack_attention(model) is None
     costs = costs_of(model)
-    assert costs.pair == 4 * 3 * 64
+    assert costs.pair == 4 * 6 * 64
     generator = np.random.default_rng(1)
     prompt = generator.integers(0, 512, 150).tolist()
     rows = [[*prompt, *generator.integers(0, 512, 90).tolist()] for _ in range(4)]
