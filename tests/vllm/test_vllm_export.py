@@ -55,7 +55,7 @@ def exported(
         run / "checkpoints",
         model=model,
         tokenizer=tokenizer,
-        training={},
+        training={"optimizer": {}},
         weights=Weights(1, 7),
         forks={1: (0, 0)},
         trained=[],
