@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import json
 import os
 import platform
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import psutil
 
@@ -107,6 +109,15 @@ def draws(name: str) -> bool:
 def draw(result: Result, file: Path) -> None:
     """Write the picture, a PNG, of a benchmark that `draws`."""
     importlib.import_module(BENCHMARKS[result.name][0]).plot(result.rows, file)
+
+
+def end_script(result: Result, file: Path | None) -> NoReturn:
+    """Of a benchmark that is a script of its own: its JSON, its targets, and the exit code of `asyncrl bench`."""
+    if file is not None:
+        file.write_text(json.dumps(result.document(), indent=2, allow_nan=False) + "\n")
+    for target in result.targets:
+        sys.stdout.write(f"{'met' if target.met else 'NOT MET'}: {target.name}: {target.value}\n")
+    sys.exit(1 if result.missed else 0)
 
 
 def machine() -> dict[str, Any]:

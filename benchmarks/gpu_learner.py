@@ -18,7 +18,6 @@ shows that the script works.
 from __future__ import annotations
 
 import gc
-import json
 import re
 import sys
 import tempfile
@@ -35,7 +34,7 @@ import pyarrow as pa
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
-from asyncrl.benchmarks.frame import Measured, Result, Row, Say, Target, machine
+from asyncrl.benchmarks.frame import Measured, Result, Row, Say, Target, end_script, machine
 from asyncrl.benchmarks.learner_batch import answer_lengths, as_collected, draw, sampled_by
 from asyncrl.benchmarks.learner_flops import by_formula, pairs_of
 from asyncrl.config.loading import load_recipe
@@ -161,11 +160,7 @@ def main(shape: str, quick: bool, file: Path | None) -> None:
         rows=measured.rows,
         targets=measured.targets,
     )
-    if file is not None:
-        file.write_text(json.dumps(result.document(), indent=2, allow_nan=False) + "\n")
-    for target in result.targets:
-        click.echo(f"{'met' if target.met else 'NOT MET'}: {target.name}: {target.value}")
-    sys.exit(1 if result.missed else 0)
+    end_script(result, file)
 
 
 def measure(shape: Shape, *, say: Say) -> Measured:

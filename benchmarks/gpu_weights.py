@@ -15,7 +15,6 @@ The last needs a second GPU: NCCL refuses two ranks on one. Rows and limits take
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import sys
@@ -35,7 +34,7 @@ import click
 import torch
 from torch import distributed as dist
 
-from asyncrl.benchmarks.frame import Measured, Result, Row, Say, Target, machine
+from asyncrl.benchmarks.frame import Measured, Result, Row, Say, Target, end_script, machine
 from asyncrl.benchmarks.weights_shm import model_of
 from asyncrl.runtime.folder import versions
 from asyncrl.staleness import Weights
@@ -78,11 +77,7 @@ def main(gb: float, file: Path | None) -> None:
         rows=measured.rows,
         targets=measured.targets,
     )
-    if file is not None:
-        file.write_text(json.dumps(result.document(), indent=2, allow_nan=False) + "\n")
-    for target in result.targets:
-        click.echo(f"{'met' if target.met else 'NOT MET'}: {target.name}: {target.value}")
-    sys.exit(1 if result.missed else 0)
+    end_script(result, file)
 
 
 def measure(gb: float, *, say: Say) -> Measured:
