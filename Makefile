@@ -13,6 +13,8 @@ PYTHON ?= $(firstword $(foreach name,python3 python3.14 python3.13 python3.12 py
 	$(shell $(name) -c 'import sys; sys.version_info >= (3, 11) and print("$(name)")' 2>/dev/null)))
 TORCH_INDEX ?=
 PYTEST_ARGS ?=
+# Two at a time, a file's tests in one process: most of them wait for processes, and two cores are enough.
+BESIDE := -n 2 --dist loadfile
 
 BIN := .venv/bin
 INSTALLED := .venv/.installed
@@ -27,10 +29,10 @@ run: $(INSTALLED)
 	$(BIN)/asyncrl run --max-trajectory-age 1
 
 test: $(TESTED)
-	$(BIN)/pytest -m "not slow and not faults" $(PYTEST_ARGS)
+	$(BIN)/pytest $(BESIDE) -m "not slow and not faults" $(PYTEST_ARGS)
 
 test-all: $(TESTED)
-	$(BIN)/pytest $(PYTEST_ARGS)
+	$(BIN)/pytest $(BESIDE) $(PYTEST_ARGS)
 
 test-vllm: $(VLLM_INSTALLED)
 	$(VLLM)/pytest tests/vllm $(PYTEST_ARGS)

@@ -29,7 +29,7 @@ from asyncrl.config.recipe import Recipe
 from asyncrl.learners.diagnostics import step_metrics
 from asyncrl.learners.trainer import Trainer
 from asyncrl.rewards.parts import judge, weighted_sum
-from asyncrl.rewards.pool import Score
+from asyncrl.rewards.scoring import Score
 from asyncrl.schema import Group, Trajectory, to_batch
 from asyncrl.staleness import Weights
 from asyncrl.tasks.base import Answer

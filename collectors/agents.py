@@ -31,7 +31,7 @@ from asyncrl.collectors.endpoint.session import Ended, Model, Session
 from asyncrl.collectors.episode import Episode, EpisodeLost, Played, Player, Sampler, Turn
 from asyncrl.collectors.single import nothing_sampled
 from asyncrl.environments.processes import CallFailed, Processes, ProcessesLost
-from asyncrl.rewards.pool import Score, VerifierPool
+from asyncrl.rewards.scoring import Score, Scoring
 from asyncrl.tasks.base import TaskError
 
 logger = logging.getLogger(__name__)
@@ -51,7 +51,7 @@ class AgentPlayer(Player):
         self,
         endpoint: Endpoint,
         processes: Processes,
-        pool: VerifierPool,
+        scoring: Scoring,
         model: Model,
         *,
         calls: int,
@@ -59,7 +59,7 @@ class AgentPlayer(Player):
         at_once: int,
         scores: bool,
     ) -> None:
-        self._endpoint, self._processes, self._pool = endpoint, processes, pool
+        self._endpoint, self._processes, self._verifiers = endpoint, processes, scoring
         self._model, self._calls, self._seconds, self._scores = model, calls, seconds, scores
         self._places = asyncio.Semaphore(at_once)
         self._scoring: dict[str, float] = {}
@@ -71,7 +71,7 @@ class AgentPlayer(Player):
 
     async def start(self) -> None:
         """Raises TaskError for an agent that cannot be loaded and an address that cannot be had."""
-        await self._pool.start()
+        await self._verifiers.start()
         try:
             await self._processes.start()
             await self._endpoint.start()
@@ -108,7 +108,7 @@ class AgentPlayer(Player):
         )
 
     async def close(self) -> None:
-        await asyncio.gather(self._endpoint.close(), self._processes.close(), self._pool.close())
+        await asyncio.gather(self._endpoint.close(), self._processes.close(), self._verifiers.close())
 
     def _note(self, ended: Ended) -> None:
         self._failures[ended.failure] += 1
@@ -138,7 +138,7 @@ class AgentPlayer(Player):
         episode = session.episode
         self._scoring[episode.id] = time.monotonic()
         try:
-            return await self._pool.score(episode.prompt.row, answer)
+            return await self._verifiers.score(episode.prompt.row, answer)
         finally:
             del self._scoring[episode.id]
 

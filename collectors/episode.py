@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from asyncrl.collectors.engines.base import Completion, FinishReason, Request, Sampling, request_seed
 from asyncrl.collectors.rollout import Prompt
-from asyncrl.rewards.pool import Score
+from asyncrl.rewards.scoring import Score
 
 
 class EpisodeLost(Exception):

@@ -15,12 +15,11 @@ from asyncrl.collectors.turns import Limits, TurnPlayer
 from asyncrl.config.derived import derive
 from asyncrl.config.packages import VerifiersTask
 from asyncrl.config.recipe import AgentTask, CustomTask, Recipe, SimulatedEngine, to_builtins
-from asyncrl.config.rewards import Exact
 from asyncrl.config.sizes import size_bytes
 from asyncrl.environments.live import Live, LiveEnvironment, Tools
 from asyncrl.environments.processes import Processes
-from asyncrl.rewards.pool import VerifierPool
-from asyncrl.tasks.verify import verifier_pool
+from asyncrl.rewards.scoring import Scoring
+from asyncrl.tasks.verify import scoring_of
 
 
 def task_parts(recipe: Recipe, model_path: Path | None) -> tuple[Prompts, Player]:
@@ -32,23 +31,22 @@ def task_parts(recipe: Recipe, model_path: Path | None) -> tuple[Prompts, Player
         raise CollectorError(f"collector.engine.type {recipe.collector.engine.type} needs a model, and none was given")
     prompts = TaskPrompts.load(recipe, model_path)
     turns = recipe.collector.max_turns if prompts.converses else 1
-    pool = verifier_pool(
+    scoring = scoring_of(
         recipe.task,
+        recipe.collector,
         seed=recipe.run.seed,
         max_tokens=recipe.collector.sampling.max_tokens * turns,
-        workers=recipe.collector.score_workers,
-        timeout_s=recipe.collector.score_timeout_s,
     )
     if isinstance(recipe.task, AgentTask):
-        return prompts, _agents(recipe, recipe.task, prompts, pool, "asyncrl.environments.agent:host")
+        return prompts, _agents(recipe, recipe.task, prompts, scoring, "asyncrl.environments.agent:host")
     if isinstance(recipe.task, VerifiersTask) and recipe.task.env is not None:
-        return prompts, _agents(recipe, recipe.task, prompts, pool, "asyncrl.environments.verifiers:host")
+        return prompts, _agents(recipe, recipe.task, prompts, scoring, "asyncrl.environments.verifiers:host")
     if not prompts.converses or not isinstance(recipe.task, CustomTask):
-        return prompts, SinglePlayer(TaskScorer(pool, prompts))
+        return prompts, SinglePlayer(TaskScorer(scoring, prompts))
     processes = _processes(recipe.task, "asyncrl.environments.host:host", seed=recipe.run.seed)
     player = TurnPlayer(
         prompts,
-        pool,
+        scoring,
         processes,
         _live(recipe.task, prompts, processes),
         limits=Limits(
@@ -63,7 +61,7 @@ def task_parts(recipe: Recipe, model_path: Path | None) -> tuple[Prompts, Player
 
 
 def _agents(
-    recipe: Recipe, task: AgentTask | VerifiersTask, prompts: TaskPrompts, pool: VerifierPool, factory: str
+    recipe: Recipe, task: AgentTask | VerifiersTask, prompts: TaskPrompts, scoring: Scoring, factory: str
 ) -> Player:
     # Here: the server is of an extra, which only agents need.
     from asyncrl.collectors.agents import AgentPlayer
@@ -74,12 +72,12 @@ def _agents(
     return AgentPlayer(
         Endpoint(host=collector.endpoint.host, port=collector.endpoint.port),
         _processes(task, factory),
-        pool,
+        scoring,
         Model(prompts.tokenizer, prompts.stop_token_ids, prompts.max_length, task.tool_format),
         calls=collector.max_turns,
         seconds=collector.episode_timeout_s,
         at_once=derive(recipe).most_groups * collector.group_size,
-        scores=any(isinstance(part, Exact) for part in task.rewards),
+        scores=any(part.role == "outcome" for part in task.rewards),
     )
 
 

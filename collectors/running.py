@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from asyncrl.buffers.base import FailKind, Ticket
 from asyncrl.collectors.episode import Episode
 from asyncrl.collectors.seats import Seats
-from asyncrl.rewards.pool import Score
+from asyncrl.rewards.scoring import Score
 
 
 class TicketEnded(Exception):

@@ -19,7 +19,7 @@ from asyncrl import schema
 from asyncrl.buffers.base import FailKind, GroupHeader, Ticket
 from asyncrl.collectors.engines.base import Completion
 from asyncrl.collectors.rollout import Prompt, Prompts
-from asyncrl.rewards.pool import Score, VerifierPool
+from asyncrl.rewards.scoring import Score, Scoring
 from asyncrl.rewards.shaping import OUTCOME
 from asyncrl.schema import Group, Trajectory
 from asyncrl.tasks.base import Answer
@@ -46,20 +46,20 @@ class Scorer(Protocol):
 class TaskScorer:
     """The task's own scores, from its verifier processes. Implements Scorer."""
 
-    def __init__(self, pool: VerifierPool, prompts: Prompts) -> None:
-        self._pool = pool
+    def __init__(self, scoring: Scoring, prompts: Prompts) -> None:
+        self._scores = scoring
         self._prompts = prompts
 
     async def start(self) -> None:
-        await self._pool.start()
+        await self._scores.start()
 
     async def score(self, prompt: Prompt, completion: Completion, *, ticket: int, member: int) -> Score:
         token_ids: list[int] = completion.token_ids.tolist()
         answer = Answer(self._prompts.read(token_ids), tuple(token_ids), completion.finish_reason)
-        return await self._pool.score(prompt.row, answer)
+        return await self._scores.score(prompt.row, answer)
 
     async def close(self) -> None:
-        await self._pool.close()
+        await self._scores.close()
 
 
 class SimulatedScorer:

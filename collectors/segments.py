@@ -85,7 +85,7 @@ def _trajectory(
         reward=played.score.reward,
         reward_parts=played.score.parts,
         finish_reason=played.finish_reason,
-        failure=played.score.failure,
+        failure=played.score.failure or played.score.wrong,
         turn_offsets=tuple(offsets),
         turn_rewards=tuple(turn.reward or 0.0 for turn in chain) if rewarded else (),
         first_token=chain[0].completion.first_token,

@@ -11,7 +11,7 @@ import numpy as np
 from asyncrl.collectors.engines.base import Completion, Request
 from asyncrl.collectors.episode import Episode, Played, Player, Sampler, Turn
 from asyncrl.collectors.scoring import ABORTED, ENGINE_ERROR, REFUSED, Scorer
-from asyncrl.rewards.pool import Score
+from asyncrl.rewards.scoring import Score
 
 
 class SinglePlayer(Player):

@@ -30,7 +30,7 @@ from asyncrl.collectors.single import ask, nothing_sampled
 from asyncrl.environments.base import INVALID, LOST, RAISED, EnvironmentFailed, EnvironmentLost, Step
 from asyncrl.environments.live import Live
 from asyncrl.environments.processes import Processes, ProcessesLost
-from asyncrl.rewards.pool import Score, VerifierPool
+from asyncrl.rewards.scoring import Score, Scoring
 from asyncrl.tasks.base import Answer, Message, TaskError
 from asyncrl.tasks.history import Rendered, answered, rendered, went_on
 from asyncrl.tasks.scorer import TURNS
@@ -59,14 +59,14 @@ class TurnPlayer(Player):
     def __init__(
         self,
         prompts: TaskPrompts,
-        pool: VerifierPool,
+        scoring: Scoring,
         processes: Processes,
         live: Callable[[], Live],
         *,
         limits: Limits,
         rewards_turns: bool,
     ) -> None:
-        self._prompts, self._pool, self._processes, self._live = prompts, pool, processes, live
+        self._prompts, self._verifiers, self._processes, self._live = prompts, scoring, processes, live
         self._limits, self._rewards_turns = limits, rewards_turns
         self._places = asyncio.Semaphore(limits.at_once)
         self._scoring: dict[str, float] = {}
@@ -83,7 +83,7 @@ class TurnPlayer(Player):
 
     async def start(self) -> None:
         try:
-            await all_or_nothing([self._pool.start(), self._processes.start()])
+            await all_or_nothing([self._verifiers.start(), self._processes.start()])
         except ProcessesLost as error:  # at first that is the task's fault
             raise TaskError(str(error)) from error
 
@@ -101,7 +101,7 @@ class TurnPlayer(Player):
         return run.played(score)
 
     async def close(self) -> None:
-        await asyncio.gather(self._pool.close(), self._processes.close())
+        await asyncio.gather(self._verifiers.close(), self._processes.close())
 
     async def _played(self, run: _Run) -> str:
         """Why the episode cannot be scored, "" if it can."""
@@ -138,7 +138,7 @@ class TurnPlayer(Player):
         episode = run.episode
         self._scoring[episode.id] = time.monotonic()
         try:
-            return await self._pool.score(episode.prompt.row, answer)
+            return await self._verifiers.score(episode.prompt.row, answer)
         finally:
             del self._scoring[episode.id]
 

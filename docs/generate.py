@@ -49,6 +49,7 @@ EXAMPLES = {
     "VerifiersTask.environment": "reverse_text",
     "VllmServerEngine.url": "http://127.0.0.1:8000",
     "TokenAge.max_age": 2,
+    "Function.function": "my_rewards:brevity",
     "Format.pattern": r"<think>.*</think>.*",
     "Length.target_tokens": 512,
     "Overlong.buffer_tokens": 1024,

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.config.recipe import Recipe
+from asyncrl.config.rewards import declared
 from asyncrl.learners.batch import first_of_each
 from asyncrl.schema import Packed
 
@@ -107,7 +108,7 @@ def _of_members(packed: Packed, begins: NDArray[np.bool_], recipe: Recipe) -> Ad
 
 def part_weights(recipe: Recipe) -> dict[str, float]:
     """Of each reward part, as far as the recipe has them; the others weigh 1."""
-    return {part.type: part.weight for part in recipe.task.rewards}
+    return {name: number.weight for name, number in declared(recipe.task.rewards).items()}
 
 
 def _gdpo(

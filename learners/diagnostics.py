@@ -83,13 +83,16 @@ def reward_metrics(packed: Packed) -> dict[str, Any]:
         for name, value in row:
             if value is not None and np.isfinite(value):
                 parts.setdefault(name, []).append(value)
-    failures = Counter(failure for failure in packed.table.column("failure").filter(begins).to_pylist() if failure)
+    named = list(zip(packed.table.column("failure").filter(begins).to_pylist(), np.isnan(rewards), strict=True))
+    failures = Counter(failure for failure, unscored in named if unscored)
+    wrong = Counter(failure for failure, unscored in named if failure and not unscored)
     return {
         "reward/mean": mean(scored),
         "reward/std": float(scored.std()) if len(scored) else None,
         **{f"reward_part/{name}": float(np.mean(values)) for name, values in sorted(parts.items())},
         "unscored": len(rewards) - len(scored),
         "failures": dict(sorted(failures.items())),
+        "wrong": dict(sorted(wrong.items())),
     }
 
 

@@ -21,7 +21,10 @@ from asyncrl.config.yaml_text import number, scalar
 
 S = TypeVar("S", bound=Section)
 
-SIZES = ("buffer.max_bytes", "collector.engine.kv_cache_memory_bytes", "task.memory_limit")
+SIZES = (
+    *("buffer.max_bytes", "collector.engine.kv_cache_memory_bytes", "collector.score_memory_limit"),
+    "task.memory_limit",
+)
 MEANINGS = {"buffer.max_trajectory_age": "0 is synchronous"}
 """What a bound means, where the number alone does not say it."""
 

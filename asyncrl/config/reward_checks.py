@@ -5,21 +5,38 @@ from __future__ import annotations
 import re
 
 from asyncrl.config.errors import RecipeError, quoted
-from asyncrl.config.recipe import Recipe, SingleTurnTask
-from asyncrl.config.rewards import Format, Length, Overlong, Shaping
+from asyncrl.config.recipe import Collector, Recipe, ReverseTask, SingleTurnTask, UppercaseTask
+from asyncrl.config.rewards import Format, Function, Length, Overlong, Part, numbers
+
+FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
 
 def check_rewards(recipe: Recipe) -> None:
     """Raise RecipeError for the first reward part, scale or clip of `task` that makes no sense in this recipe."""
     task = recipe.task
-    types = [part.type for part in task.rewards]
-    if twice := next((name for name in types if types.count(name) > 1), None):
-        raise RecipeError(f"task.rewards has {twice} twice; parts are told apart by their type. Keep one of them")
-    if isinstance(task, SingleTurnTask) and all(isinstance(part, Shaping) for part in task.rewards):
-        said = f"has {', '.join(types)} only: nothing says whether an answer is right" if types else "is []"
-        raise RecipeError(f"task.rewards {said}; add {{type: exact}}, or write a task of your own (docs/tasks.md)")
+    names = [name for part in task.rewards for name in numbers(part)]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise RecipeError(
+            f"task.rewards has {twice} twice; parts are told apart by their names. Keep one of them, or give one a "
+            "`name` of its own"
+        )
+    given = [part.name for part in task.rewards if part.name is not None]
+    if odd := next((name for name in given if not NAME.fullmatch(name)), None):
+        raise RecipeError(
+            f"task.rewards has a part called {quoted(odd)}, which is part of a metric's name. Use letters, digits, _, "
+            ". and -"
+        )
+    if isinstance(task, ReverseTask | UppercaseTask) and "exact" in names:
+        raise RecipeError(
+            f"task.rewards has a part exact, which task.type {task.type} makes itself. Leave it out, or give it a `name` "
+            "of its own"
+        )
+    if isinstance(task, SingleTurnTask) and not any(part.role == "outcome" for part in task.rewards):
+        said = f"has {', '.join(names)} only: nothing says whether an answer is right" if names else "is []"
+        raise RecipeError(f"task.rewards {said}; add {{type: exact}}, or another part of docs/rewards.md")
     for n, part in enumerate(task.rewards):
-        _check_part(f"task.rewards[{n}]", part, max_tokens=recipe.collector.sampling.max_tokens)
+        _check_part(f"task.rewards[{n}]", part, recipe.collector)
     clip = task.reward_clip
     if clip is not None and clip[0] >= clip[1]:
         raise RecipeError(f"task.reward_clip is {quoted(clip)}; write the lower bound first, such as [-1.0, 1.0]")
@@ -30,7 +47,15 @@ def check_rewards(recipe: Recipe) -> None:
         )
 
 
-def _check_part(key: str, part: object, *, max_tokens: int) -> None:
+def _check_part(key: str, part: Part, collector: Collector) -> None:
+    max_tokens = collector.sampling.max_tokens
+    if part.timeout_s is not None and part.timeout_s >= collector.group_timeout_s:
+        raise RecipeError(
+            f"{key}.timeout_s is {part.timeout_s:g}, but a group without progress for collector.group_timeout_s "
+            f"{collector.group_timeout_s:g} is given back. Use less, or raise collector.group_timeout_s"
+        )
+    if isinstance(part, Function) and not FUNCTION.fullmatch(part.function):
+        raise RecipeError(f"{key}.function is {quoted(part.function)}; write module:function, as in my_rewards:brevity")
     if isinstance(part, Format):
         try:
             re.compile(part.pattern)

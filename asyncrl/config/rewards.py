@@ -1,50 +1,94 @@
-"""`task.rewards`: the parts of a reward that a recipe can name, and what becomes of their sum."""
+"""`task.rewards`: the parts of a reward that a recipe can name, and what becomes of their sum (`docs/rewards.md`)."""
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Iterable, Mapping
+from typing import Literal, NamedTuple
 
 from msgspec import field
 
-from asyncrl.config.section import Factor, NonNegative, Positive, Section
+from asyncrl.config.section import Factor, NonNegative, Positive, Seconds, Section
+
+Role = Literal["outcome", "constraint", "violation"]
+"""outcome: whether the answer is right. constraint: what it looks like; trained on, in no success. violation: what must
+not happen; trained on, and an answer with one (a part below 0) is no success, whatever else it earned."""
 
 
-class Exact(Section, frozen=True, kw_only=True):
-    """Of `single-turn` only: the other tasks say themselves what is right."""
+class Part(Section, frozen=True, kw_only=True):
+    """What every part has."""
 
-    type: Literal["exact"] = "exact"  # 1 if the stripped answer equals the row's and the model ended it itself, else 0
+    type: str
+    name: str | None = None  # in records and metrics; null: the type
     weight: float = 1.0  # the reward is the weighted sum of the parts
+    role: Role = "outcome"  # success is measured by outcomes; a violation (a part below 0) is no success
+    timeout_s: Seconds | None = None  # of this part; null: collector.score_timeout_s, together with other such parts
 
 
-class Format(Section, frozen=True, kw_only=True):
+class Exact(Part, frozen=True, kw_only=True):
+    """1 if the stripped answer equals the row's and the model ended it itself, else 0."""
+
+    type: Literal["exact"] = "exact"
+
+
+class Function(Part, frozen=True, kw_only=True):
+    """A function of yours, `def score(row, answer)`: a number, or parts by name (`docs/rewards.md`)."""
+
+    type: Literal["function"] = "function"
+    function: str  # module:function, importable from the working folder
+
+
+class Format(Part, frozen=True, kw_only=True):
     """The whole answer matches the pattern, white space around it aside, and the model ended it itself: 1, else 0."""
 
     type: Literal["format"] = "format"
-    weight: float = 1.0
+    role: Role = "constraint"
     pattern: str  # a regular expression of Python; `.` takes line breaks too
 
 
-class Length(Section, frozen=True, kw_only=True):
+class Length(Part, frozen=True, kw_only=True):
     """Minus the distance from a length, |tokens - target_tokens| / max_tokens. A target of 0 puts a price on every
     token."""
 
     type: Literal["length"] = "length"
-    weight: float = 1.0
+    role: Role = "constraint"
     target_tokens: NonNegative  # of an answer, its end token included; at most collector.sampling.max_tokens
 
 
-class Overlong(Section, frozen=True, kw_only=True):
+class Overlong(Part, frozen=True, kw_only=True):
     """The soft penalty of DAPO: 0 up to max_tokens - buffer_tokens, from there down to -1 at max_tokens."""
 
     type: Literal["overlong"] = "overlong"
-    weight: float = 1.0
+    role: Role = "constraint"
     buffer_tokens: Positive  # less than collector.sampling.max_tokens
 
 
-Shaping = Format | Length | Overlong
-"""What an answer looks like, not whether it is right: in what is trained on, not in what success is measured by."""
+RewardPart = Exact | Function | Format | Length | Overlong
 
-RewardPart = Exact | Shaping
+
+class Declared(NamedTuple):
+    """What a recipe says of one number of a score."""
+
+    weight: float
+    role: Role
+
+
+def declared(parts: Iterable[Part]) -> dict[str, Declared]:
+    """Weight and role of every number that these parts make, by its name in records and metrics.
+
+    >>> declared([Exact(weight=0.5), Overlong(buffer_tokens=4)])["overlong"]
+    Declared(weight=1.0, role='constraint')
+    """
+    return {name: number for part in parts for name, number in numbers(part).items()}
+
+
+def numbers(part: Part) -> Mapping[str, Declared]:
+    """The numbers that one part makes. Most make one, of their own name; a function's are known when it returns."""
+    return {part_name(part): Declared(part.weight, part.role)}
+
+
+def part_name(part: Part) -> str:
+    """What the part is called in records and metrics."""
+    return part.name or part.type
 
 
 class RewardedTask(Section, frozen=True, kw_only=True):
@@ -58,4 +102,4 @@ class RewardedTask(Section, frozen=True, kw_only=True):
 class ScoringTask(RewardedTask, frozen=True, kw_only=True):
     """A task that says itself what is right."""
 
-    rewards: list[Shaping] = field(default_factory=list)  # added to the task's own score
+    rewards: list[RewardPart] = field(default_factory=list)  # added to the task's own score

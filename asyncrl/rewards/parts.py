@@ -7,33 +7,56 @@ the member *unscored*, and each kind has its own name.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from asyncrl.rewards.base import Finding
 
 RAISED = "verifier_raised"  # an exception of the task's
 TIMEOUT = "verifier_timeout"  # longer than the limit; its process was killed
 NAN = "verifier_nan"  # a part is NaN
 NONE = "verifier_none"  # a part, or the whole, is None
 DIED = "verifier_died"  # the process ended during the call
+MEMORY = "verifier_memory"  # more memory than collector.score_memory_limit
+BAD_ROW = "bad_row"  # nothing could be scored against this row
 INVALID = "verifier_invalid"  # not numbers, too many, no or other parts, infinite, or a row that cannot be sent
-FAILURES = (RAISED, TIMEOUT, NAN, NONE, DIED, INVALID)
+FAILURES = (RAISED, TIMEOUT, NAN, NONE, DIED, MEMORY, BAD_ROW, INVALID)
+
+LONGEST_DETAIL = 500
+"""Characters: what is logged, kept in the record and shown; an answer may hold megabytes."""
+
+_CLASS = re.compile(r"[a-z][a-z0-9_.-]{0,63}")
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Parts by name (None where one has no finite number), the failure's class ("" = none), and what to log of it."""
+    """Parts by name (None where one has no finite number); `failure`: why it is unscored, "" if it is scored;
+    `wrong`: the class of what is wrong with a scored answer, "" if nothing is; and what a person should know of it."""
 
     parts: dict[str, float | None]
     failure: str = ""
     detail: str = ""
+    wrong: str = ""
 
 
 def judge(returned: object) -> Verdict:
-    """What a task's `score` returned, checked: a number is the part "reward", a mapping is parts by name.
+    """What a task's `score` returned, checked: a number is the part "reward", a mapping is parts by name, a `Finding`
+    is parts and the class of what is wrong.
 
     Anything with `__float__` is a number: bool, int, Fraction, a NumPy scalar, a tensor with one element. When several
     parts are bad, the failure is the first's; the good ones are kept for the record.
     """
+    if isinstance(returned, Verdict):
+        return returned
+    if isinstance(returned, Finding):
+        verdict = judge(returned.parts)
+        if verdict.failure:
+            return verdict
+        if returned.wrong and not _CLASS.fullmatch(str(returned.wrong)):
+            complaint = f"the class of what is wrong is {returned.wrong!r:.100}: write one like 'wrong_answer'"
+            return Verdict(verdict.parts, INVALID, complaint)
+        return replace(verdict, wrong=returned.wrong, detail=short(returned.detail))
     if (count := _count(returned)) is not None:
         complaint = f"score returned {count} values ({type(returned).__name__}); it is called once for each answer: "
         return Verdict({"reward": None}, INVALID, complaint + "return one number, or parts by name")
@@ -49,6 +72,17 @@ def judge(returned: object) -> Verdict:
         if fault and not failure:
             failure, detail = fault, f"part {name!r} {complaint}"
     return Verdict(parts, failure, detail)
+
+
+def short(detail: object) -> str:
+    """What is kept of a detail: no more than `LONGEST_DETAIL` characters, and none that cannot be sent.
+
+    >>> short("half a pair: \\ud800")
+    'half a pair: \\\\ud800'
+    """
+    text = str(detail)
+    text = text if len(text) <= LONGEST_DETAIL else text[: LONGEST_DETAIL - 3] + "..."
+    return text.encode(errors="backslashreplace").decode()
 
 
 def _count(returned: object) -> int | None:
@@ -98,6 +132,27 @@ def odd_names(parts: Iterable[str], expected: Iterable[str] | None, weights: Ite
 
 def _list(names: Iterable[str]) -> str:
     return ", ".join(map(repr, sorted(names)))
+
+
+def joined(verdicts: Sequence[Verdict]) -> Verdict:
+    """One verdict of several: all parts; the first failure, or else the first class of what is wrong, with its detail.
+
+    >>> joined([Verdict({"a": 1.0}), Verdict({"b": 0.0}, wrong="wrong_tool", detail="mail, not send")]).wrong
+    'wrong_tool'
+    """
+    if len(verdicts) == 1:
+        return verdicts[0]
+    parts: dict[str, float | None] = {}
+    for verdict in verdicts:
+        if shared := parts.keys() & verdict.parts.keys():
+            complaint = f"two parts are called {sorted(shared)[0]!r}: give one of them another `name` in task.rewards"
+            return Verdict(parts, INVALID, complaint)
+        parts.update(verdict.parts)
+    failed = next((verdict for verdict in verdicts if verdict.failure), None)
+    if failed is not None:
+        return Verdict(parts, failed.failure, failed.detail)
+    said = next((verdict for verdict in verdicts if verdict.wrong), verdicts[0])
+    return Verdict(parts, "", said.detail, said.wrong)
 
 
 def weighted_sum(parts: Mapping[str, float | None], weights: Mapping[str, float]) -> float:

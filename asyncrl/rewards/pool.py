@@ -12,7 +12,6 @@ before it in the batch is scored, what it had behind it waits again.
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 import os
 import signal
@@ -25,16 +24,12 @@ from typing import Any
 
 import msgspec
 
-from asyncrl.rewards.parts import DIED, FAILURES, INVALID, TIMEOUT, Verdict, odd_names
-from asyncrl.rewards.shaping import Rule
+from asyncrl.rewards.parts import DIED, INVALID, MEMORY, TIMEOUT, Verdict
 from asyncrl.rewards.worker import HEADER, Ready, Scored, Start
-
-logger = logging.getLogger(__name__)
 
 START_LIMIT_S = 60.0  # built-in tasks need 0.1 s; a task of a user's may import a library as heavy as torch
 BATCH_S = 0.002  # what a call may wait for others of its batch while another worker is free
 LATE_LOOP_S = 0.05  # a few turns of a busy event loop; little beside what a killed process costs
-LARGEST_REWARD = 3.4e38  # of float32, in which the learner computes; the record refuses a group with a larger one
 REAP_LIMIT_S = 5.0  # for the kernel to hand over a process that was killed
 READ_BYTES = 65536  # a pipe holds no more
 
@@ -43,48 +38,29 @@ class VerifierError(Exception):
     """No score can be made: a worker does not start, or the pool is closed. One to three lines with the fix."""
 
 
-@dataclass(frozen=True, slots=True)
-class Score:
-    """`parts` by name, None where one has no finite number. `reward` NaN = unscored; `failure` says why, else "".
-
-    plain: the reward without shaping, scale and clip, where it has any; None: it is the reward.
-    """
-
-    parts: dict[str, float | None]
-    reward: float
-    failure: str
-    plain: float | None = None
-
-    @property
-    def outcome(self) -> float:
-        """What success is measured by; NaN = unscored."""
-        return self.reward if self.plain is None else self.plain
-
-
 class VerifierPool:
     """`workers` processes, each with a scorer built by `factory(**arguments)`; first come, first served.
 
     `factory` is "module:function", imported by the worker, returning a `worker.Scorer`; `arguments` hold JSON values.
-    `timeout_s` limits one call from the moment a worker gets to it: the wait for that does not count, and is bounded
-    because every call ahead of it is. `rule` makes rewards of parts; None: their weighted sum. `counts` has one entry
-    per failure class, and "scored".
+    `memory_bytes`: that each may write to; None: any.
     """
 
     def __init__(
-        self, factory: str, arguments: dict[str, Any], *, workers: int, timeout_s: float, rule: Rule | None = None
+        self, factory: str, arguments: dict[str, Any], *, workers: int, memory_bytes: int | None = None
     ) -> None:
-        self.counts: dict[str, int] = dict.fromkeys(("scored", *FAILURES), 0)
-        self._start = msgspec.msgpack.encode(Start(factory, arguments, list(sys.path)))
-        self._timeout_s = timeout_s
-        self._rule = rule or Rule()
-        self._shapes = rule is not None
+        self._start = msgspec.msgpack.encode(Start(factory, arguments, list(sys.path), memory_bytes))
         self._slots = [_Slot() for _ in range(workers)]
         self._idle: deque[_Slot] = deque()
         self._waiting: deque[_Call] = deque()
         self._serving: set[asyncio.Task[None]] = set()
         self._spent: list[asyncio.subprocess.Process] = []  # killed, and perhaps not yet reaped
-        self._names: tuple[str, ...] | None = None  # of the parts of the first score
+        self._weights: Mapping[str, float] = {}
         self._closed = False
+
+    @property
+    def weights(self) -> Mapping[str, float]:
+        """What the scorer's `part_weights` says. Known once a worker was ready."""
+        return self._weights
 
     async def start(self) -> None:
         """Start all workers, before any score. Raises VerifierError, and ends all, if one cannot build its scorer."""
@@ -95,8 +71,12 @@ class VerifierPool:
                 raise error
         self._idle.extend(self._slots)
 
-    async def score(self, row: object, answer: object) -> Score:
-        """Score one answer. `row` and `answer` are dataclasses or mappings; the scorer gets their fields.
+    async def verdict(self, row: object, answer: object, *, timeout_s: float, part: str = "") -> Scored:
+        """What a worker says of one answer, and the seconds that took. `row` and `answer` are dataclasses or mappings;
+        the scorer gets their fields. part: "" for its `score`, else what its `verify` is given.
+
+        `timeout_s` limits the call from the moment a worker gets to it: the wait for that does not count, and is
+        bounded because every call ahead of it is.
 
         Never raises for the task's faults: `failure` names them. Raises VerifierError if no process can be started any
         more or the pool was closed. Cancelling a call that a worker is at ends the worker.
@@ -104,17 +84,17 @@ class VerifierPool:
         if self._closed:
             raise VerifierError("the verifier pool is closed")
         try:
-            request = msgspec.msgpack.encode((row, answer))
+            request = msgspec.msgpack.encode((part, row, answer))
         except Exception as error:  # TypeError, OverflowError, UnicodeEncodeError, or what a type of the row's raises
             complaint = f"the row cannot be sent to the verifier: {type(error).__name__}: {error}"
-            return self._finish(Verdict({}, INVALID, complaint), {})
+            return Scored(Verdict({}, INVALID, complaint), 0.0)
         loop = asyncio.get_running_loop()
-        call = _Call(request, loop.create_future())
+        call = _Call(request, part, timeout_s, loop.create_future())
         if not self._waiting:
             loop.call_soon(self._assign)  # after the others of this turn of the loop: answers often end together
         self._waiting.append(call)
         try:
-            return await call.score
+            return await call.scored
         except asyncio.CancelledError:
             self._cancel(call)
             raise
@@ -151,14 +131,14 @@ class VerifierPool:
             worker = await self._ready(slot)
             worker.send(msgspec.msgpack.encode([call.request for call in slot.batch]))
             while slot.batch and slot.worker is worker:
-                for scored in await worker.scored(self._timeout_s):
-                    fatal = scored.verdict.failure in (TIMEOUT, DIED)
+                for scored in await worker.scored(slot.batch[0]):
+                    fatal = scored.verdict.failure in (TIMEOUT, DIED, MEMORY)  # of MEMORY, what is left may be little
                     if fatal and slot.worker is not worker:
                         break  # it was killed, for a call that was cancelled or by `close`: no call's fault
                     slot.learn(scored.seconds)
                     call = slot.batch.popleft()
-                    if not call.score.done():
-                        call.score.set_result(self._finish(scored.verdict, worker.weights))
+                    if not call.scored.done():
+                        call.scored.set_result(scored)
                     if fatal:
                         self._discard(slot)
         except Exception as error:
@@ -166,7 +146,7 @@ class VerifierPool:
             self._discard(slot)
             slot.batch.popleft().fail(error)
         finally:
-            self._waiting.extendleft(call for call in reversed(slot.batch) if not call.score.done())
+            self._waiting.extendleft(call for call in reversed(slot.batch) if not call.scored.done())
             slot.batch.clear()
             self._idle.append(slot)
             self._assign()
@@ -192,6 +172,7 @@ class VerifierPool:
 
     async def _fill(self, slot: _Slot) -> None:
         slot.worker = await _Worker.start(self._start)
+        self._weights = slot.worker.weights
 
     def _discard(self, slot: _Slot) -> None:
         if slot.worker is not None:
@@ -199,37 +180,25 @@ class VerifierPool:
             self._spent = [process for process in (*self._spent, slot.worker.process) if process.returncode is None]
             slot.worker = None
 
-    def _finish(self, verdict: Verdict, weights: Mapping[str, float]) -> Score:
-        reward = outcome = math.nan
-        if not verdict.failure:
-            reward, outcome = self._rule.reward(verdict.parts, weights), self._rule.outcome(verdict.parts, weights)
-            if complaint := odd_names(verdict.parts, self._names, weights):
-                verdict = Verdict(verdict.parts, INVALID, complaint)
-            elif not (abs(reward) <= LARGEST_REWARD and abs(outcome) <= LARGEST_REWARD):
-                complaint = f"the weighted sum of the parts {verdict.parts} is beyond what float32 holds"
-                verdict = Verdict(verdict.parts, INVALID, complaint)
-            else:
-                self._names = tuple(verdict.parts)
-        ended = verdict.failure or "scored"
-        self.counts[ended] += 1
-        if verdict.failure:
-            if self.counts[ended] == 1:
-                # Later ones are only counted: a broken verifier fails each time.
-                logger.warning("%s: %s", verdict.failure, verdict.detail)
-            return Score(verdict.parts, math.nan, verdict.failure)
-        return Score(verdict.parts, reward, "", outcome if self._shapes else None)
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Call:
-    """An answer to score. `request`: row and answer, encoded."""
+    """An answer to score. `request`: part, row and answer, encoded."""
 
     request: bytes
-    score: asyncio.Future[Score]
+    part: str
+    timeout_s: float
+    scored: asyncio.Future[Scored]
 
     def fail(self, error: Exception) -> None:
-        if not self.score.done():
-            self.score.set_exception(error)
+        if not self.scored.done():
+            self.scored.set_exception(error)
+
+    @property
+    def late(self) -> Scored:
+        """What becomes of it when its time is over."""
+        of, key = (f"part {self.part!r}", "its timeout_s") if self.part else ("score", "collector.score_timeout_s")
+        return Scored(Verdict({}, TIMEOUT, f"{of} took longer than {key} = {self.timeout_s:g} s"), math.inf)
 
 
 @dataclass(slots=True, eq=False)
@@ -294,14 +263,14 @@ class _Worker:
         if self.process.stdin is not None and not self.process.stdin.is_closing():
             self.process.stdin.write(HEADER.pack(len(message)) + message)
 
-    async def scored(self, timeout_s: float) -> list[Scored]:
-        """The outcomes of the calls it was sent, as far as they have arrived, one at least. The failures TIMEOUT and
-        DIED, after which the process is of no use, are those of the first call it did not answer."""
+    async def scored(self, first: _Call) -> list[Scored]:
+        """The outcomes of the calls it was sent, as far as they have arrived, one at least. first: that it has not
+        answered yet. The failures TIMEOUT and DIED, after which the process is of no use, are those of the first call
+        it did not answer."""
         try:
-            messages = await self._receive(timeout_s)
+            messages = await self._receive(first.timeout_s)
         except TimeoutError:
-            late = f"score took longer than collector.score_timeout_s = {timeout_s:g} s"
-            return [Scored(Verdict({}, TIMEOUT, late), math.inf)]
+            return [first.late]
         found = []
         for message in messages or [b""]:
             try:

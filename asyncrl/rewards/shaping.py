@@ -7,10 +7,12 @@ and learner see one shaped reward, whatever the age it is trained at.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from asyncrl.config.rewards import Format, Length, RewardPart, Shaping
+from asyncrl.config.rewards import Format, Length, Overlong, part_name
+from asyncrl.rewards.base import Finding
 from asyncrl.rewards.parts import weighted_sum
 
 OUTCOME = "outcome"
@@ -49,32 +51,38 @@ def matches(text: str, finish_reason: str, pattern: re.Pattern[str]) -> float:
     return float(finish_reason == "stop" and pattern.fullmatch(text.strip()) is not None)
 
 
-class Shaper:
-    """The shaping parts of a recipe. max_tokens: that an answer may have (`collector.sampling.max_tokens`)."""
+class Shape:
+    """One of the parts `format`, `length` and `overlong`. max_tokens: that an answer may have
+    (`collector.sampling.max_tokens`). A Verifier."""
 
-    def __init__(self, parts: Sequence[RewardPart], *, max_tokens: int) -> None:
-        self._parts = [part for part in parts if isinstance(part, Shaping)]
+    def __init__(self, part: Format | Length | Overlong, *, max_tokens: int) -> None:
+        self._name = part_name(part)
+        self._part = part
         self._max_tokens = max_tokens
-        self._patterns = {p.pattern: re.compile(p.pattern, re.DOTALL) for p in self._parts if isinstance(p, Format)}
-        self.weights: dict[str, float] = {part.type: part.weight for part in self._parts}
+        self._pattern = re.compile(part.pattern, re.DOTALL) if isinstance(part, Format) else None
 
-    def parts(self, text: str, tokens: int, finish_reason: str) -> dict[str, float]:
-        """By name, of one answer."""
-        return {part.type: self._value(part, text, tokens, finish_reason) for part in self._parts}
+    def check(self, row: Mapping[str, Any]) -> None:
+        """Any row will do."""
 
-    def _value(self, part: Shaping, text: str, tokens: int, finish_reason: str) -> float:
-        if isinstance(part, Format):
-            return matches(text, finish_reason, self._patterns[part.pattern])
-        if isinstance(part, Length):
-            return length(tokens, target_tokens=part.target_tokens, max_tokens=self._max_tokens)
-        return overlong(tokens, finish_reason, max_tokens=self._max_tokens, buffer_tokens=part.buffer_tokens)
+    def verify(self, row: Mapping[str, Any], answer: Mapping[str, Any]) -> Finding:
+        tokens, finish_reason = len(answer["token_ids"]), answer["finish_reason"]
+        if self._pattern is not None:
+            value = matches(answer["text"], finish_reason, self._pattern)
+            return Finding({self._name: value}, "" if value else "wrong_format")
+        if isinstance(self._part, Length):
+            value = length(tokens, target_tokens=self._part.target_tokens, max_tokens=self._max_tokens)
+        elif isinstance(self._part, Overlong):
+            value = overlong(tokens, finish_reason, max_tokens=self._max_tokens, buffer_tokens=self._part.buffer_tokens)
+        return Finding({self._name: value})
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """From parts to a reward. shaping: names of the parts that say nothing of right or wrong; clip: after `scale`."""
+    """From parts to a reward. shaping: names of the parts that say nothing of right or wrong; violations: of those
+    that must not happen (below 0: it did); clip: after `scale`."""
 
     shaping: frozenset[str] = frozenset()
+    violations: frozenset[str] = frozenset()
     scale: float = 1.0
     clip: tuple[float, float] | None = None
 
@@ -88,9 +96,16 @@ class Rule:
         return found if self.clip is None else min(max(found, self.clip[0]), self.clip[1])
 
     def outcome(self, parts: Mapping[str, float | None], weights: Mapping[str, float]) -> float:
-        """What success is measured by: the weighted sum without shaping, neither scaled nor clipped.
+        """What success is measured by: the weighted sum without shaping and violations, neither scaled nor clipped; of
+        an answer with a violation, that sum or 0, whichever is less.
 
-        >>> Rule(shaping=frozenset({"length"}), scale=2.0).outcome({"exact": 1.0, "length": -0.25}, {})
+        >>> rule = Rule(shaping=frozenset({"length"}), violations=frozenset({"unsafe"}), scale=2.0)
+        >>> rule.outcome({"exact": 1.0, "length": -0.25, "unsafe": 0.0}, {})
         1.0
+        >>> rule.outcome({"exact": 1.0, "length": -0.25, "unsafe": -1.0}, {})
+        0.0
         """
-        return weighted_sum({name: part for name, part in parts.items() if name not in self.shaping}, weights)
+        aside = self.shaping | self.violations
+        found = weighted_sum({name: part for name, part in parts.items() if name not in aside}, weights)
+        violated = any((parts.get(name) or 0.0) < 0 for name in self.violations)
+        return min(found, 0.0) if violated else found

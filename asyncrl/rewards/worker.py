@@ -1,9 +1,9 @@
 """A verifier process: builds one scorer, then answers score calls until its standard input ends.
 
 Started by `pool.py` as `python -P -m asyncrl.rewards.worker PARENT_PID`. Each message, both ways, is a msgpack value
-after its length (4 bytes, big-endian). In: a `Start`, then lists of score calls, each an encoded pair (row, answer) of
-plain dicts. Out: a `Ready`, then a `Scored` for each call, sent before the next call begins: the parent knows from what
-has arrived which call a hanging process is in.
+after its length (4 bytes, big-endian). In: a `Start`, then lists of score calls, each an encoded triple (part, row,
+answer), of which the last two are plain dicts. Out: a `Ready`, then a `Scored` for each call, sent before the next call
+begins: the parent knows from what has arrived which call a hanging process is in.
 
 It imports the standard library and msgspec only (what the task adds is the task's), because a killed worker's
 replacement must be ready soon.
@@ -14,6 +14,7 @@ from __future__ import annotations
 import ctypes
 import importlib
 import os
+import resource
 import signal
 import struct
 import sys
@@ -24,17 +25,21 @@ from typing import Any, BinaryIO, Protocol
 
 import msgspec
 
-from asyncrl.rewards.parts import RAISED, Verdict, check_weights, judge
+from asyncrl.rewards.base import BadRow
+from asyncrl.rewards.parts import BAD_ROW, MEMORY, RAISED, Verdict, check_weights, judge, short
 
 HEADER = struct.Struct(">I")
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 class Scorer(Protocol):
-    """What the factory of a pool returns. `row` and `answer` are the fields of what `VerifierPool.score` was given."""
+    """What the factory of a pool returns. `row` and `answer` are the fields of what `VerifierPool.verdict` got."""
 
     def score(self, row: dict[str, Any], answer: dict[str, Any]) -> object:
         """What the task's `score` returned, whatever it is: `parts.judge` looks at it."""
+
+    def verify(self, part: str, row: dict[str, Any], answer: dict[str, Any]) -> object:
+        """The same of one part that has a limit of its own. Only called for parts that are given to the pool."""
 
     def part_weights(self) -> Mapping[str, float]:
         """Weight of each part; one that is left out weighs 1."""
@@ -46,6 +51,7 @@ class Start(msgspec.Struct):
     factory: str  # module:function
     arguments: dict[str, Any]  # its keyword arguments
     path: list[str]  # sys.path of the parent: what it can import, this process can import
+    memory_bytes: int | None = None  # that it may write to; None: any
 
 
 class Scored(msgspec.Struct, array_like=True):
@@ -68,6 +74,7 @@ def main() -> None:
     requests, replies = take_protocol()
     start = msgspec.msgpack.decode(read_frame(requests), type=Start)
     try:
+        limit_memory(start.memory_bytes)
         scorer = build(start)
         ready = Ready(check_weights(scorer.part_weights()))
     except BaseException as error:  # SystemExit too: the parent must hear why, and nothing else may answer it
@@ -76,30 +83,42 @@ def main() -> None:
     write_frame(replies, ready)
     while calls := read_frame(requests):
         for call in msgspec.msgpack.decode(calls, type=list[bytes]):
-            row, answer = msgspec.msgpack.decode(call)
+            part, row, answer = msgspec.msgpack.decode(call)
             began = time.perf_counter()
-            found = verdict(scorer, row, answer)
+            found = verdict(scorer, part, row, answer)
             write_frame(replies, Scored(found, time.perf_counter() - began))
     sys.stdout.flush()
     os._exit(0)  # not sys.exit: threads of the task's would be waited for, and nobody is left who could end the wait
 
 
-def verdict(scorer: Scorer, row: dict[str, Any], answer: dict[str, Any]) -> Verdict:
-    """One score call; whatever the task raises, `sys.exit()` included, becomes a failure."""
+def verdict(scorer: Scorer, part: str, row: dict[str, Any], answer: dict[str, Any]) -> Verdict:
+    """One score call; whatever is raised, `sys.exit()` included, becomes a failure. part: "" for the whole score."""
     try:
-        return judge(scorer.score(row, answer))
+        return judge(scorer.verify(part, row, answer) if part else scorer.score(row, answer))
+    except BadRow as error:
+        return Verdict({}, BAD_ROW, short(error))
+    except MemoryError as error:
+        return Verdict({}, MEMORY, f"more memory than collector.score_memory_limit: {last_line(error)}")
     except BaseException as error:
         return Verdict({}, RAISED, last_line(error))
+
+
+def limit_memory(size: int | None) -> None:
+    """What this process and those that it starts may each write to, bytes. Beyond it, allocations fail: MemoryError.
+
+    Not the address space: libraries reserve much of it that is never used, CUDA the most.
+    """
+    if size is not None:
+        _, most = resource.getrlimit(resource.RLIMIT_DATA)
+        size = size if most == resource.RLIM_INFINITY else min(size, most)
+        resource.setrlimit(resource.RLIMIT_DATA, (size, size))
 
 
 def last_line(error: BaseException) -> str:
     """The traceback's last line and the innermost place: what a person needs to find the fault."""
     frames = traceback.extract_tb(error.__traceback__)
     place = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
-    line = traceback.format_exception_only(error)[-1].strip() + place
-    return line.encode(
-        errors="backslashreplace"
-    ).decode()  # a message may quote half a surrogate pair, which cannot be sent
+    return short(traceback.format_exception_only(error)[-1].strip()[:300] + place)
 
 
 def build(start: Start) -> Any:

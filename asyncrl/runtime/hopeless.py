@@ -12,7 +12,7 @@ STEPS = 2
 CAUSES = 3
 """Kinds of failure whose first cause is shown."""
 
-SAID_BY = " WARNING asyncrl.rewards.pool: "
+SAID_BY = " WARNING asyncrl.rewards.scoring: "
 """The verifiers log the first failure of each kind, with its cause."""
 
 

@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NotRequired, Protocol, TypedDict
 
+from asyncrl.rewards.base import Finding
+
 Split = Literal["train", "heldout"]
 
 
@@ -74,9 +76,10 @@ class Task(Protocol):
     def messages(self, row: Row) -> list[Message]:
         """The conversation the model answers."""
 
-    def score(self, row: Row, answer: Answer) -> Mapping[str, float | None] | float:
-        """Named reward parts (a bare float is the part "reward"). None or NaN = unscored, never 0. Runs in a worker
-        process that is killed when it takes longer than the recipe's limit."""
+    def score(self, row: Row, answer: Answer) -> Finding | Mapping[str, float | None] | float:
+        """Named reward parts (a bare float is the part "reward"), or a `Finding`, which also has the class of what is
+        wrong. None or NaN = unscored, never 0. Runs in a worker process that is killed when it takes longer than the
+        recipe's limit."""
 
     def part_weights(self) -> Mapping[str, float]:
         """Weight of each part in the reward; a part left out weighs 1."""

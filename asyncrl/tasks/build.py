@@ -11,6 +11,7 @@ import msgspec
 
 from asyncrl.config import recipe
 from asyncrl.config.packages import ReasoningGymTask, VerifiersTask
+from asyncrl.rewards.base import Finding
 from asyncrl.rewards.parts import check_weights
 from asyncrl.tasks.agent import Agent
 from asyncrl.tasks.base import Answer, Message, Row, Split, Task, TaskError
@@ -95,8 +96,9 @@ class CustomTask:
                 raise TaskError(f"{where}: the class has tools and an environment: let the environment call them")
         for method in ("rows", "score"):
             if not callable(getattr(self._task, method, None)):
-                if method == "score" and self.environment is not None:
-                    continue  # it scores by itself
+                judged = any(part.role == "outcome" for part in config.rewards)
+                if method == "score" and (self.environment is not None or judged):
+                    continue  # the environment scores by itself, or the recipe says what is right
                 signature = "rows(self, split)" if method == "rows" else "score(self, row, answer)"
                 raise TaskError(f"{where}: the class has no method {method}: add `def {signature}`")
         self._scores = hasattr(self._task, "score")
@@ -116,10 +118,10 @@ class CustomTask:
             return list(self._task.messages(row))
         return conversation(row.prompt, getattr(self._task, "system_prompt", None))
 
-    def score(self, row: Row, answer: Answer) -> Mapping[str, float | None] | float:
+    def score(self, row: Row, answer: Answer) -> Finding | Mapping[str, float | None] | float:
         if not self._scores:
             return {}
-        return cast("Mapping[str, float | None] | float", self._task.score(row, answer))
+        return cast("Finding | Mapping[str, float | None] | float", self._task.score(row, answer))
 
     def part_weights(self) -> Mapping[str, float]:
         return self._weights

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from asyncrl.rewards.exact import exact
+from asyncrl.rewards.base import Finding
+from asyncrl.rewards.exact import compared
 from asyncrl.tasks.base import Answer, Message, Row, Split, TaskError
 from asyncrl.tasks.chat import conversation
 from asyncrl.tasks.order import permute
@@ -64,8 +65,8 @@ class Reverse:
     def messages(self, row: Row) -> list[Message]:
         return conversation(row.prompt)
 
-    def score(self, row: Row, answer: Answer) -> Mapping[str, float]:
-        return {"exact": exact(answer.text, row.answer, answer.finish_reason)}
+    def score(self, row: Row, answer: Answer) -> Finding:
+        return compared("exact", answer.text, row.answer, answer.finish_reason)
 
     def part_weights(self) -> Mapping[str, float]:
         return {"exact": 1.0}

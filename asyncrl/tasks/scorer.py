@@ -6,8 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from asyncrl.config.convert import convert
-from asyncrl.rewards.parts import Verdict, judge
-from asyncrl.rewards.shaping import Shaper
+from asyncrl.config.recipe import AgentTask
+from asyncrl.config.recipe import Task as TaskConfig
+from asyncrl.config.rewards import part_name
+from asyncrl.rewards.base import Finding, Verifier
+from asyncrl.rewards.build import REMOTE, verifier
+from asyncrl.rewards.parts import Verdict, joined, judge
 from asyncrl.tasks.base import Answer, Row, Task
 from asyncrl.tasks.build import construct
 
@@ -18,45 +22,78 @@ TURNS = "turns"
 def scorer(task: dict[str, Any], seed: int, max_tokens: int) -> TaskScorer:
     """The scores of the recipe's task. task: the section, as plain values; max_tokens: that an answer may have."""
     config = convert({"task": task}).task
-    return TaskScorer(construct(config, seed=seed), Shaper(config.rewards, max_tokens=max_tokens))
+    parts = {part_name(part): part for part in config.rewards if not isinstance(part, REMOTE)}
+    return TaskScorer(
+        construct(config, seed=seed),
+        {name: verifier(part, max_tokens=max_tokens) for name, part in parts.items()},
+        limited=frozenset(name for name, part in parts.items() if part.timeout_s is not None),
+        replaced=replaced(config),
+        elsewhere=any(isinstance(part, REMOTE) or part.timeout_s is not None for part in config.rewards),
+    )
+
+
+def replaced(task: TaskConfig) -> frozenset[str]:
+    """The parts that are not asked where an agent gives a reward itself: those that say what is right."""
+    own = isinstance(task, AgentTask)
+    return frozenset(part_name(part) for part in task.rewards if own and part.role == "outcome")
 
 
 class TaskScorer:
-    """A task behind plain dicts (`asyncrl.rewards.worker.Scorer`), and the shaping that the recipe adds to it.
+    """A task and the recipe's verifiers behind plain dicts (`asyncrl.rewards.worker.Scorer`).
 
     An answer has the fields of `Answer`. An episode's may have `parts`, its environment's own score, which stands for
     the task's; and `turns`: the sum of its rewards by turn, None if it gave none.
+
+    limited: verifiers with a limit of their own, which are called by themselves. replaced: verifiers that are not
+    asked where the answer brings `parts`. elsewhere: parts are made outside of `score`, which may then make none.
     """
 
-    def __init__(self, task: Task, shaper: Shaper) -> None:
+    def __init__(
+        self,
+        task: Task,
+        verifiers: Mapping[str, Verifier],
+        *,
+        limited: frozenset[str] = frozenset(),
+        replaced: frozenset[str] = frozenset(),
+        elsewhere: bool = False,
+    ) -> None:
         self._task = task
-        self._shaper = shaper
+        self._verifiers = verifiers
+        self._limited = limited
+        self._replaced = replaced
+        self._elsewhere = elsewhere
 
     def score(self, row: dict[str, Any], answer: dict[str, Any]) -> object:
-        text, token_ids, finish_reason = answer["text"], tuple(answer["token_ids"]), answer["finish_reason"]
-        if (own := answer.get("parts")) is None:
-            own = self._task.score(Row(**row), Answer(text, token_ids, finish_reason, answer.get("messages", ())))
-        shaping = self._shaper.weights
-        if TURNS not in answer and not shaping:
+        """The task's own score and the verifiers without a limit of their own."""
+        brought = answer.get("parts")
+        own: object = brought
+        if own is None:
+            own = self._task.score(
+                Row(**row),
+                Answer(answer["text"], tuple(answer["token_ids"]), answer["finish_reason"], answer.get("messages", ())),
+            )
+        aside = self._limited if brought is None else self._limited | self._replaced
+        asked = [verifier for name, verifier in self._verifiers.items() if name not in aside]
+        if TURNS not in answer and not asked and not (own == {} and self._elsewhere):
             return own
         verdict = Verdict({}) if own == {} else judge(own)
         if verdict.failure:  # unscored: what is added is no reward by itself
             return own
-        parts = verdict.parts
         if TURNS in answer:
-            if TURNS in parts:
+            if TURNS in verdict.parts:
                 raise ValueError(
                     f"score returned a part {TURNS!r}, which is the sum of the turns' rewards: rename yours"
                 )
             # Where a score says what an episode is worth, no reward by turn is none earned; else nothing was said.
-            parts = {**parts, TURNS: 0.0 if answer[TURNS] is None and parts else answer[TURNS]}
-            if parts[TURNS] is None:
-                return parts
-        if shared := parts.keys() & shaping.keys():
-            raise ValueError(
-                f"score returned a part {sorted(shared)[0]!r}, and task.rewards has one of that name: rename yours"
-            )
-        return {**parts, **self._shaper.parts(text, len(token_ids), finish_reason)}
+            turns = 0.0 if answer[TURNS] is None and verdict.parts else answer[TURNS]
+            verdict = Verdict({**verdict.parts, TURNS: turns}, "", verdict.detail, verdict.wrong)
+            if turns is None:
+                return verdict.parts
+        return joined([verdict, *(judge(verifier.verify(row, answer)) for verifier in asked)])
+
+    def verify(self, part: str, row: dict[str, Any], answer: dict[str, Any]) -> Finding:
+        """One verifier by itself."""
+        return self._verifiers[part].verify(row, answer)
 
     def part_weights(self) -> Mapping[str, float]:
-        return {**self._task.part_weights(), **self._shaper.weights}
+        return self._task.part_weights()

@@ -8,9 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from asyncrl.config.rewards import Exact
 from asyncrl.data.jsonl import Record, read_jsonl, shared_prompts, split_heldout
-from asyncrl.rewards.exact import exact
 from asyncrl.tasks.base import Answer, Message, Row, Split
 from asyncrl.tasks.chat import conversation
 
@@ -28,7 +26,6 @@ class SingleTurn:
     def __init__(self, config: SingleTurnTask) -> None:
         self._data = config.data
         self._system_prompt = config.system_prompt
-        self._weights: dict[str, float] = {part.type: part.weight for part in config.rewards if isinstance(part, Exact)}
 
     def rows(self, split: Split) -> Sequence[Row]:
         """All rows of the split; ids are FILE:LINE. Raises DataError."""
@@ -38,11 +35,11 @@ class SingleTurn:
         return conversation(row.prompt, self._system_prompt)
 
     def score(self, row: Row, answer: Answer) -> Mapping[str, float]:
-        """White space around the answer does not count: models often end with a line break."""
-        return {"exact": exact(answer.text.strip(), row.answer.strip(), answer.finish_reason)}
+        """Nothing: what is right, the recipe's verifiers say."""
+        return {}
 
     def part_weights(self) -> Mapping[str, float]:
-        return dict(self._weights)
+        return {}
 
     @cached_property
     def _splits(self) -> dict[Split, list[Row]]:

@@ -12,7 +12,8 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
-from asyncrl.rewards.exact import exact
+from asyncrl.rewards.base import Finding
+from asyncrl.rewards.exact import compared
 from asyncrl.tasks.base import Answer, Message, Row, Split
 from asyncrl.tasks.chat import conversation
 from asyncrl.tasks.order import permute
@@ -42,8 +43,8 @@ class Uppercase:
     def messages(self, row: Row) -> list[Message]:
         return conversation(row.prompt)
 
-    def score(self, row: Row, answer: Answer) -> Mapping[str, float]:
-        return {"exact": exact(answer.text, row.answer, answer.finish_reason)}
+    def score(self, row: Row, answer: Answer) -> Finding:
+        return compared("exact", answer.text, row.answer, answer.finish_reason)
 
     def part_weights(self) -> Mapping[str, float]:
         return {"exact": 1.0}

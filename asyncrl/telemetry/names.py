@@ -64,6 +64,7 @@ STEP = (
             "reward_part/<name>": "mean of a named part",
             "unscored": "members without a score; they train nothing",
             "failures": 'why, by class: `{"verifier_timeout": 2}`',
+            "wrong": 'scored members by the class of what is wrong with them: `{"wrong_tool": 40}`',
             "pass_rate": "11 counts of groups, by the share of scored members with an outcome (the reward without "
             "shaping) above 0, rounded down to tenths: 0, 0.1, ... 1.0",
             "zero_variance": "share of groups whose rewards are all equal: they carry no gradient",

@@ -89,7 +89,7 @@ async def evaluate(
             prompt=prompt,
             answer=prompts.read(played.turns[-1].completion.token_ids.tolist()),
             reward=played.score.outcome,  # shaping is for training
-            failure=played.score.failure,
+            failure=played.score.failure or played.score.wrong,
             finish_reason=played.finish_reason,
             messages=played.messages,
         )

@@ -20,7 +20,7 @@ from asyncrl.collectors.scoring import SimulatedScorer, hand_over, unusable
 from asyncrl.collectors.segments import trajectories
 from asyncrl.collectors.single import SinglePlayer, nothing_sampled
 from asyncrl.learners.tiny_tokenizer import build_tokenizer
-from asyncrl.rewards.pool import Score
+from asyncrl.rewards.scoring import Score
 from asyncrl.schema import decode, digest
 from asyncrl.staleness import Weights
 from asyncrl.tasks.base import Row

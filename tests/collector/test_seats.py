@@ -16,7 +16,7 @@ from asyncrl.collectors.episode import Episode, EpisodeLost, Played, Turn
 from asyncrl.collectors.fleet import Fleet, Host
 from asyncrl.collectors.rollout import SimulatedPrompts
 from asyncrl.collectors.seats import Seats
-from asyncrl.rewards.pool import Score
+from asyncrl.rewards.scoring import Score
 from asyncrl.staleness import Weights
 from asyncrl.weights.base import StagedWeights
 from tests.collector.test_entrance import part

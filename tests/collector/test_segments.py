@@ -13,7 +13,7 @@ from asyncrl.collectors.engines.base import Completion, Sampling, Span
 from asyncrl.collectors.episode import Episode, Played, Turn
 from asyncrl.collectors.rollout import Prompt
 from asyncrl.collectors.segments import chains, trajectories
-from asyncrl.rewards.pool import Score
+from asyncrl.rewards.scoring import Score
 from asyncrl.schema import Support
 from asyncrl.staleness import Weights
 from asyncrl.tasks.base import Row

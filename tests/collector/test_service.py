@@ -13,7 +13,7 @@ from asyncrl.buffers.memory import MemoryBuffer
 from asyncrl.collectors.engines import simulated
 from asyncrl.collectors.fleet import CollectorError
 from asyncrl.collectors.scoring import SimulatedScorer
-from asyncrl.rewards.pool import Score
+from asyncrl.rewards.scoring import Score
 from asyncrl.schema import version_range
 from asyncrl.staleness import Weights
 from asyncrl.weights.reach import here

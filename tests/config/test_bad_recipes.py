@@ -242,7 +242,7 @@ MISTAKES = {
         "task.rewards has length only",
         "whether an answer is right",
     ),
-    "task: {rewards: [{type: exact}]}": ("task.rewards[0].type", '"exact"', "format, length, overlong"),
+    "task: {rewards: [{type: exact}]}": ("task.rewards", "exact", "task.type reverse", "name"),
     "task: {rewards: [{type: overlong, buffer_tokens: 2}, {type: overlong, buffer_tokens: 3}]}": (
         "task.rewards has overlong twice",
         "Keep one",

@@ -10,7 +10,7 @@ import smolagents
 
 from asyncrl.collectors.episode import Played
 from asyncrl.collectors.segments import trajectories
-from asyncrl.rewards.pool import Score
+from asyncrl.rewards.scoring import Score
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.slow]  # the library takes seconds to import
 

@@ -26,6 +26,7 @@ from asyncrl.collectors.rollout import Prompt
 from asyncrl.collectors.segments import trajectories
 from asyncrl.environments.processes import Processes
 from asyncrl.rewards.pool import VerifierPool
+from asyncrl.rewards.scoring import Scoring
 from asyncrl.tasks.base import Row, TaskError
 from tests.endpoint.conftest import END, TOKENIZER, Policy
 
@@ -231,7 +232,7 @@ class Parts:
 
     endpoint: Endpoint
     processes: Processes
-    pools: dict[bool, VerifierPool]
+    pools: dict[bool, Scoring]
 
     def player(self, *, seconds: float = FAST, calls: int = 8, scores: bool = False) -> AgentPlayer:
         return AgentPlayer(
@@ -264,10 +265,12 @@ async def started(folder: Path, endpoint: Endpoint | None = None, **task: object
     (folder / "train.jsonl").write_text('{"prompt": "abc", "answer": "cba"}\n')
     config = {"type": "agent", "data": {"train": str(folder / "train.jsonl")}, **task}
     pools = {
-        scores: VerifierPool(
-            "asyncrl.tasks.scorer:scorer",
-            {"task": {**config, "rewards": [{"type": "exact"}] if scores else []}, "seed": 0, "max_tokens": 64},
-            workers=1,
+        scores: Scoring(
+            VerifierPool(
+                "asyncrl.tasks.scorer:scorer",
+                {"task": {**config, "rewards": [{"type": "exact"}] if scores else []}, "seed": 0, "max_tokens": 64},
+                workers=1,
+            ),
             timeout_s=10.0,
         )
         for scores in (False, True)

@@ -17,7 +17,7 @@ from asyncrl.collectors.endpoint.errors import ApiError
 from asyncrl.collectors.endpoint.session import Model, Session
 from asyncrl.collectors.episode import Played
 from asyncrl.collectors.segments import trajectories
-from asyncrl.rewards.pool import Score
+from asyncrl.rewards.scoring import Score
 from asyncrl.tasks.chat import template_text
 from tests.endpoint.conftest import LIMIT_S, Policy, episode
 from tests.tasks.test_history import FORGETS, PLAIN, tokenizer_of

@@ -13,7 +13,7 @@ from asyncrl.collectors.engines.base import Completion, Request, Sampling
 from asyncrl.collectors.evaluation.heldout import Evaluation, evaluate
 from asyncrl.collectors.rollout import Prompt, PromptError, SimulatedPrompts
 from asyncrl.collectors.single import SinglePlayer
-from asyncrl.rewards.pool import Score
+from asyncrl.rewards.scoring import Score
 from asyncrl.staleness import Weights
 
 ROWS = 50

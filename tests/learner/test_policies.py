@@ -24,7 +24,7 @@ from asyncrl.config.recipe import Recipe
 from asyncrl.learners.batch import BoundBroken
 from asyncrl.learners.limits import limits_of
 from asyncrl.learners.service import LearnerError, learn
-from asyncrl.rewards.pool import Score
+from asyncrl.rewards.scoring import Score
 from asyncrl.staleness import Weights
 from asyncrl.telemetry.metrics import read_metrics, surviving_steps
 

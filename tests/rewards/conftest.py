@@ -13,11 +13,12 @@ from typing import Any
 import pytest
 
 from asyncrl.rewards.pool import VerifierPool
+from asyncrl.rewards.scoring import Scoring
 
 NUMBERS = count()
 HEAD = "import os, subprocess, sys, time\n\nclass Scorer:\n    def part_weights(self): return {}\n"
 
-MakePool = Callable[..., AbstractAsyncContextManager[VerifierPool]]
+MakePool = Callable[..., AbstractAsyncContextManager[Scoring]]
 
 
 @pytest.fixture
@@ -38,14 +39,21 @@ def write_scorer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[s
 def make_pool(write_scorer: Callable[[str], str]) -> MakePool:
     @asynccontextmanager
     async def make(
-        body: str, *, workers: int = 1, timeout_s: float = 30.0, arguments: dict[str, Any] | None = None
-    ) -> AsyncIterator[VerifierPool]:
-        pool = VerifierPool(write_scorer(body), arguments or {}, workers=workers, timeout_s=timeout_s)
-        await pool.start()
+        body: str,
+        *,
+        workers: int = 1,
+        timeout_s: float = 30.0,
+        arguments: dict[str, Any] | None = None,
+        memory_bytes: int | None = None,
+        limited: dict[str, float] | None = None,
+    ) -> AsyncIterator[Scoring]:
+        pool = VerifierPool(write_scorer(body), arguments or {}, workers=workers, memory_bytes=memory_bytes)
+        scoring = Scoring(pool, timeout_s=timeout_s, limited=limited)
+        await scoring.start()
         try:
-            yield pool
+            yield scoring
         finally:
-            await pool.close()
+            await scoring.close()
 
     return make
 

@@ -14,9 +14,10 @@ from typing import Any
 
 import pytest
 
-from asyncrl.rewards.pool import Score, VerifierError, VerifierPool
+from asyncrl.rewards.pool import VerifierError, VerifierPool
+from asyncrl.rewards.scoring import Score, Scoring
 
-MakePool = Callable[..., AbstractAsyncContextManager[VerifierPool]]
+MakePool = Callable[..., AbstractAsyncContextManager[Scoring]]
 STUCK = "5**5**5**5"
 EVAL = "def score(self, row, answer): return eval(answer['text'])"
 
@@ -34,7 +35,7 @@ class Answer:
     finish_reason: str = "stop"
 
 
-async def score(pool: VerifierPool, text: str) -> Score:
+async def score(pool: Scoring, text: str) -> Score:
     return await asyncio.wait_for(pool.score(Row(), Answer(text)), 60)
 
 
@@ -162,7 +163,7 @@ async def test_in_a_batch_only_the_call_at_fault_fails_and_each_other_is_scored_
         "    return eval(answer['text'])"
     )
     async with make_pool(body, timeout_s=2.0) as pool:
-        pool._slots[0].most = 10  # as after as many quick scores
+        pool._pool._slots[0].most = 10  # as after as many quick scores
         texts = [str(n) for n in range(10)]
         texts[4] = fault
         calls = (pool.score(Row(id=f"call-{n}"), Answer(text)) for n, text in enumerate(texts))
@@ -180,7 +181,7 @@ async def test_cancelling_one_call_of_a_batch_leaves_the_others_their_scores(
     os.mkfifo(pipe)
     stuck = f"open({str(pipe)!r}, 'w').close() or {STUCK}"
     async with make_pool(EVAL) as pool:
-        pool._slots[0].most = 10
+        pool._pool._slots[0].most = 10
         calls = [asyncio.create_task(score(pool, text)) for text in ("0", stuck, "2", "3")]
         await asyncio.wait_for(asyncio.to_thread(pipe.read_bytes), 30)  # returns when the second one runs
         calls[1].cancel()
@@ -196,11 +197,11 @@ async def test_slow_scores_go_one_by_one_and_quick_ones_together(make_pool: Make
     async with make_pool("def score(self, row, answer): return time.sleep(float(answer['text'])) or 1.0") as pool:
         for _ in range(50):  # how many are quick enough depends on the machine; slow ones are slow everywhere
             await asyncio.gather(*(score(pool, "0") for _ in range(8)))
-            if pool._slots[0].most > 1:
+            if pool._pool._slots[0].most > 1:
                 break
-        assert pool._slots[0].most > 1
+        assert pool._pool._slots[0].most > 1
         await asyncio.gather(*(score(pool, "0.01") for _ in range(3)))
-        assert pool._slots[0].most == 1
+        assert pool._pool._slots[0].most == 1
 
 
 @pytest.mark.asyncio
@@ -239,7 +240,7 @@ async def test_the_wait_for_a_free_worker_is_not_part_of_the_limit(make_pool: Ma
 @pytest.mark.asyncio
 async def test_a_worker_that_ended_between_calls_is_replaced_without_a_failure(make_pool: MakePool) -> None:
     async with make_pool(EVAL) as pool:
-        worker = pool._slots[0].worker  # nothing public tells that the event loop has noticed
+        worker = pool._pool._slots[0].worker  # nothing public tells that the event loop has noticed
         assert worker is not None
         worker.process.kill()
         await asyncio.wait_for(worker.process.wait(), 30)
@@ -309,7 +310,7 @@ async def test_a_cancelled_call_does_not_leave_its_reply_to_the_next(make_pool: 
 async def test_a_task_that_cannot_be_built_is_an_error_at_the_start_and_not_a_hang(
     write_scorer: Callable[[str], str], body: str, message: str
 ) -> None:
-    pool = VerifierPool(write_scorer(body), {}, workers=2, timeout_s=1.0)
+    pool = Scoring(VerifierPool(write_scorer(body), {}, workers=2), timeout_s=1.0)
     with pytest.raises(VerifierError, match=message) as caught:
         await asyncio.wait_for(pool.start(), 30)
     assert len(str(caught.value).splitlines()) == 1

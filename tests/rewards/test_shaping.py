@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncrl.config.rewards import Exact, Format, Length, Overlong
-from asyncrl.rewards.shaping import Rule, Shaper, length, matches, overlong
+from asyncrl.config.rewards import Declared, Exact, Format, Length, Overlong, declared
+from asyncrl.rewards.base import Finding
+from asyncrl.rewards.shaping import Rule, Shape, length, matches, overlong
 
 LIMITS = st.integers(2, 64).flatmap(lambda most: st.tuples(st.just(most), st.integers(1, most - 1)))
 
@@ -64,15 +65,22 @@ def test_a_format_is_of_the_whole_answer_over_its_lines_and_of_one_that_ended(
     text: str, finish_reason: str, found: float
 ) -> None:
     assert matches(text, finish_reason, re.compile(r"<think>.*</think>\s*\d+", re.DOTALL)) == found
-    shaper = Shaper([Format(pattern=r"<think>.*</think>\s*\d+")], max_tokens=8)
-    assert shaper.parts(text, 5, finish_reason) == {"format": found}
+    shape = Shape(Format(pattern=r"<think>.*</think>\s*\d+"), max_tokens=8)
+    answer = {"text": text, "token_ids": range(5), "finish_reason": finish_reason}
+    assert shape.verify({}, answer) == Finding({"format": found}, "" if found else "wrong_format")
 
 
-def test_the_parts_of_a_recipe_have_their_types_as_names_and_what_is_no_shaping_is_left_to_the_task() -> None:
+def test_the_parts_of_a_recipe_have_their_types_as_names_or_those_they_are_given_and_shaping_is_a_constraint() -> None:
     parts = [Exact(weight=2.0), Overlong(buffer_tokens=4, weight=0.5), Length(target_tokens=10, weight=-1.0)]
-    shaper = Shaper(parts, max_tokens=20)
-    assert shaper.parts("any", 18, "stop") == {"overlong": -0.5, "length": -0.4}
-    assert shaper.weights == {"overlong": 0.5, "length": -1.0}
+    assert declared([*parts, Exact(name="again", role="violation")]) == {
+        "exact": Declared(2.0, "outcome"),
+        "overlong": Declared(0.5, "constraint"),
+        "length": Declared(-1.0, "constraint"),
+        "again": Declared(1.0, "violation"),
+    }
+    answer = {"text": "any", "token_ids": range(18), "finish_reason": "stop"}
+    found = [Shape(part, max_tokens=20).verify({}, answer) for part in parts if not isinstance(part, Exact)]
+    assert found == [Finding({"overlong": -0.5}), Finding({"length": -0.4})]
 
 
 @given(
@@ -83,7 +91,7 @@ def test_the_parts_of_a_recipe_have_their_types_as_names_and_what_is_no_shaping_
 def test_scale_comes_before_the_clip_and_the_outcome_knows_neither_nor_shaping(
     parts: dict[str, float], scale: float, clip: tuple[float, float]
 ) -> None:
-    rule, weights = Rule(frozenset({"format", "length"}), scale, clip), {"exact": 2.0, "length": 0.5}
+    rule, weights = Rule(frozenset({"format", "length"}), frozenset(), scale, clip), {"exact": 2.0, "length": 0.5}
     summed = 2.0 * parts.get("exact", 0.0) + parts.get("format", 0.0) + 0.5 * parts.get("length", 0.0)
     assert rule.reward(parts, weights) == pytest.approx(min(max(scale * summed, clip[0]), clip[1]))
     assert rule.outcome(parts, weights) == 2.0 * parts.get("exact", 0.0)

@@ -28,9 +28,9 @@ import asyncio, sys
 from asyncrl.rewards.pool import VerifierPool
 
 async def main():
-    pool = VerifierPool("stuck_scorer:Scorer", {}, workers=1, timeout_s=600)
+    pool = VerifierPool("stuck_scorer:Scorer", {}, workers=1)
     await pool.start()
-    await pool.score({}, {})
+    await pool.verdict({}, {}, timeout_s=600)
 
 asyncio.run(main())
 """

@@ -45,7 +45,7 @@ def test_the_causes_are_the_verifiers_own_words(tmp_path: Path) -> None:
     log = tmp_path / "collector-0.log"
     log.write_text(
         "2026-01-01 00:00:00,000 INFO asyncrl.collectors.service: ready\n"
-        "2026-01-01 00:00:01,000 WARNING asyncrl.rewards.pool: verifier_raised: ValueError: no (task.py:3)\n"
+        "2026-01-01 00:00:01,000 WARNING asyncrl.rewards.scoring: verifier_raised: ValueError: no (task.py:3)\n"
         "2026-01-01 00:00:02,000 WARNING asyncrl.collectors.service: ticket 1 attempt 0: data\n"
     )
     assert causes(log) == ["verifier_raised: ValueError: no (task.py:3)"]

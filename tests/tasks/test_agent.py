@@ -9,8 +9,9 @@ import pytest
 
 from asyncrl.config.convert import convert
 from asyncrl.tasks.agent import Agent, check_agent
-from asyncrl.tasks.base import Answer, TaskError
+from asyncrl.tasks.base import TaskError
 from asyncrl.tasks.build import build_task
+from asyncrl.tasks.scorer import replaced
 
 ROWS = "".join(f'{{"prompt": "{n}", "answer": "{n}!"}}\n' for n in range(40))
 
@@ -55,7 +56,5 @@ def test_an_agent_that_cannot_run_is_refused_by_name(config, task, said):
 def test_its_rows_are_those_of_single_turn_and_its_answers_scored_if_the_recipe_says_so(config):
     task = build_task(config(agent="a:b", rewards=[{"type": "exact"}]), seed=0)
     assert isinstance(task, Agent)
-    row = task.rows("train")[0]
-    assert task.score(row, Answer(row.answer, (), "stop")) == {"exact": 1.0}
-    assert task.part_weights() == {"exact": 1.0}
-    assert build_task(config(agent="a:b"), seed=0).part_weights() == {}
+    assert task.rows("train")
+    assert replaced(config(agent="a:b", rewards=[{"type": "exact"}, {"type": "format", "pattern": "."}])) == {"exact"}

@@ -17,11 +17,12 @@ from reasoning_gym.utils import SYSTEM_PROMPTS
 
 from asyncrl.config.convert import convert
 from asyncrl.config.packages import ReasoningGymTask
-from asyncrl.rewards.pool import Score
+from asyncrl.config.recipe import Collector
+from asyncrl.rewards.scoring import Score
 from asyncrl.tasks.base import Answer, Row, Task, TaskError
 from asyncrl.tasks.build import build_task
 from asyncrl.tasks.reasoning_gym import HELDOUT_TRIES
-from asyncrl.tasks.verify import verifier_pool
+from asyncrl.tasks.verify import scoring_of
 from tests.processes import Start
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "reasoning-gym"
@@ -117,7 +118,7 @@ def test_the_system_prompt_is_a_text_or_one_of_the_packages_by_name(given: str |
 
 
 async def scored(task: ReasoningGymTask, *calls: tuple[Row, Answer]) -> list[Score]:
-    pool = verifier_pool(task, seed=0, max_tokens=20, workers=1, timeout_s=30)
+    pool = scoring_of(task, Collector(score_workers=1, score_timeout_s=30), seed=0, max_tokens=20)
     await asyncio.wait_for(pool.start(), 60)
     try:
         return await asyncio.wait_for(asyncio.gather(*(pool.score(row, answer) for row, answer in calls)), 60)

@@ -75,7 +75,7 @@ def test_only_the_exact_string_that_the_model_ended_itself_scores(
     text: str, finish_reason: str, expected: float
 ) -> None:
     row = Row("train-0", "reverse 4821", "1284")
-    assert Reverse((3, 6)).score(row, Answer(text, (), finish_reason)) == {"exact": expected}
+    assert Reverse((3, 6)).score(row, Answer(text, (), finish_reason)).parts == {"exact": expected}
 
 
 @pytest.mark.parametrize("digits", [(6, 3), (0, 3), (3, 101)])

@@ -11,6 +11,7 @@ import pytest
 from asyncrl.config.recipe import DataSource, SingleTurnTask
 from asyncrl.config.rewards import Exact, Length
 from asyncrl.data.jsonl import DataError
+from asyncrl.rewards.exact import ExactMatch
 from asyncrl.tasks.base import Answer, Row
 from asyncrl.tasks.build import build_task, shuffled
 from asyncrl.tasks.single_turn import SingleTurn
@@ -68,11 +69,16 @@ def test_the_system_prompt_goes_before_the_question(tmp_path: Path) -> None:
     [(" 4\n", "stop", 1.0), ("4", "length", 0.0), ("4.", "stop", 0.0), ("", "stop", 0.0)],
 )
 def test_white_space_around_an_answer_does_not_count_but_its_end_does(
-    tmp_path: Path, text: str, finish_reason: str, expected: float
+    text: str, finish_reason: str, expected: float
 ) -> None:
-    task = SingleTurn(config("no-file-is-read-for-a-score.jsonl", rewards=[Exact(weight=2.5), Length(target_tokens=9)]))
-    assert task.score(Row("1", "2+2?", "4 "), Answer(text, (), finish_reason)) == {"exact": expected}
-    assert task.part_weights() == {"exact": 2.5}
+    found = ExactMatch(Exact()).verify({"id": "1", "answer": "4 "}, {"text": text, "finish_reason": finish_reason})
+    assert found.parts == {"exact": expected}
+    assert found.wrong == ("" if expected else "cut_off" if finish_reason == "length" else "wrong_answer")
+
+
+def test_no_file_is_read_for_a_score_and_what_is_right_is_left_to_the_recipes_verifiers() -> None:
+    task = SingleTurn(config("no-such-file.jsonl", rewards=[Exact(weight=2.5), Length(target_tokens=9)]))
+    assert (task.score(Row("1", "2+2?", "4 "), Answer("4", (), "stop")), task.part_weights()) == ({}, {})
 
 
 def test_a_bad_file_fails_when_the_task_is_built(tmp_path: Path) -> None:

@@ -41,4 +41,4 @@ def test_a_prompt_shows_two_examples_and_then_the_word() -> None:
 )
 def test_only_the_word_in_capitals_that_the_model_ended_counts(text: str, finish_reason: str, score: float) -> None:
     row = Row(id="lemon", prompt="lemon", answer="LEMON")
-    assert Uppercase().score(row, Answer(text, (1, 2), finish_reason)) == {"exact": score}
+    assert Uppercase().score(row, Answer(text, (1, 2), finish_reason)).parts == {"exact": score}

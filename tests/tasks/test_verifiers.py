@@ -15,11 +15,12 @@ import pytest
 
 from asyncrl.config.convert import convert
 from asyncrl.config.packages import VerifiersTask
+from asyncrl.config.recipe import Collector
 from asyncrl.data.jsonl import prompt_key
 from asyncrl.tasks.base import Answer, TaskError
 from asyncrl.tasks.build import build_task
 from asyncrl.tasks.verifiers import Verifiers
-from asyncrl.tasks.verify import verifier_pool
+from asyncrl.tasks.verify import scoring_of
 from tests.processes import Start
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "verifiers"
@@ -284,7 +285,7 @@ async def test_a_verifier_process_scores_and_what_raises_there_is_unscored_and_n
     methods = RIGHT.replace("return float", "assert trace.last_reply, 'nothing said'\n        return float")
     config = VerifiersTask(environment=environment(methods))
     rows = build_task(config, seed=0).rows("train")
-    pool = verifier_pool(config, seed=0, max_tokens=8, workers=1, timeout_s=30)
+    pool = scoring_of(config, Collector(score_workers=1, score_timeout_s=30), seed=0, max_tokens=8)
     await asyncio.wait_for(pool.start(), 90)
     try:
         texts = (str(rows[0].answer), "wrong", "")

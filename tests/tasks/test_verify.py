@@ -9,17 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from asyncrl.config.recipe import CustomTask, DataSource, ReverseTask, SingleTurnTask, Task
+from asyncrl.config.recipe import Collector, CustomTask, DataSource, ReverseTask, SingleTurnTask, Task
 from asyncrl.config.rewards import Exact, Format, Length, Overlong
-from asyncrl.rewards.pool import Score, VerifierError
+from asyncrl.rewards.pool import VerifierError
+from asyncrl.rewards.scoring import Score
 from asyncrl.tasks.base import Answer, Row
-from asyncrl.tasks.verify import verifier_pool
+from asyncrl.tasks.verify import scoring_of
 
 UserModule = Callable[[str], Path]
 
 
 async def scored(config: Task, *calls: tuple[Row, Answer], timeout_s: float = 30) -> list[Score]:
-    pool = verifier_pool(config, seed=7, max_tokens=20, workers=2, timeout_s=timeout_s)
+    pool = scoring_of(config, Collector(score_workers=2, score_timeout_s=timeout_s), seed=7, max_tokens=20)
     await asyncio.wait_for(pool.start(), 60)
     try:
         return await asyncio.wait_for(asyncio.gather(*(pool.score(row, answer) for row, answer in calls)), 60)
@@ -34,7 +35,7 @@ async def test_reverse_is_scored() -> None:
         ReverseTask(), (row, Answer("1284", (1, 2), "stop")), (row, Answer("128", (1,), "length"))
     )
     assert right == Score({"exact": 1.0}, 1.0, "")
-    assert wrong == Score({"exact": 0.0}, 0.0, "")
+    assert wrong == Score({"exact": 0.0}, 0.0, "", wrong="cut_off")
 
 
 @pytest.mark.asyncio
@@ -103,11 +104,13 @@ class Own:
     plain, form, none = await scored(
         config, (row, answer_of(8, "1")), (row, answer_of(4, "9.0")), (row, answer_of(2, ""))
     )
-    assert plain == Score({"reward": 1.0, "length": -0.2, "format": 0.0}, 2.0 * (2.0 - 0.1), "", plain=2.0)
+    assert plain == Score(
+        {"reward": 1.0, "length": -0.2, "format": 0.0}, 2.0 * (2.0 - 0.1), "", plain=2.0, wrong="wrong_format"
+    )
     assert (form.reward, form.outcome, form.parts["format"]) == (5.0, 18.0, 1.0), "clipped after the scale"
     assert (none.failure, math.isnan(none.reward), math.isnan(none.outcome)) == ("verifier_none", True, True)
     (clash,) = await scored(config, (row, answer_of(2, "clash")))
-    assert (clash.failure, math.isnan(clash.reward)) == ("verifier_raised", True)
+    assert (clash.failure, math.isnan(clash.reward)) == ("verifier_invalid", True)
 
 
 @pytest.mark.asyncio

@@ -1,0 +1,32 @@
+"""From the parts of a recipe to what verifies: which part is which class, each of whose modules is imported only when a
+recipe has it."""
+
+from __future__ import annotations
+
+from asyncrl.config.rewards import Exact, Format, Function, Length, Overlong, Part
+from asyncrl.rewards.base import Remote, Verifier
+
+REMOTE: tuple[type[Part], ...] = ()
+"""Parts that are asked for in the collector's event loop, not computed in a verifier process."""
+
+
+def verifier(part: Part, *, max_tokens: int) -> Verifier:
+    """Of a part that is not remote. max_tokens: that an answer may have. Raises what importing its libraries raises."""
+    if isinstance(part, Exact):
+        from asyncrl.rewards.exact import ExactMatch
+
+        return ExactMatch(part)
+    if isinstance(part, Function):
+        from asyncrl.rewards.function import FunctionPart
+
+        return FunctionPart(part)
+    if isinstance(part, Format | Length | Overlong):
+        from asyncrl.rewards.shaping import Shape
+
+        return Shape(part, max_tokens=max_tokens)
+    raise TypeError(f"no verifier computes {part!r}")
+
+
+def remote(part: Part) -> Remote:
+    """Of a remote part."""
+    raise TypeError(f"no part that is asked for elsewhere is {part!r}")
