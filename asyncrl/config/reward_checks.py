@@ -29,8 +29,8 @@ def check_rewards(recipe: Recipe) -> None:
         )
     if isinstance(task, ReverseTask | UppercaseTask) and "exact" in names:
         raise RecipeError(
-            f"task.rewards has a part exact, which task.type {task.type} makes itself. Leave it out, or give it a `name` "
-            "of its own"
+            f"task.rewards has a part exact, which task.type {task.type} makes itself. Leave it out, or give it a "
+            "`name` of its own"
         )
     if isinstance(task, SingleTurnTask) and not any(part.role == "outcome" for part in task.rewards):
         said = f"has {', '.join(names)} only: nothing says whether an answer is right" if names else "is []"
