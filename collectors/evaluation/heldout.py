@@ -1,10 +1,21 @@
 """An evaluation as the learner asks for it: the first n held-out rows, answered by one set of weights, scored.
 
     request: {"id", "weights": [lineage, version], "prompts": n, "samples": answers per row}
-    result:  {"id", "weights", "n": answers, "success": mean reward of the scored ones or None, "unscored",
-              "answers": [{"row_id", "prompt", "answer", "expected", "reward" or None, "failure", "finish_reason"}]}
+    result:  {"id", "weights", "sampling", "n": answers, "success": mean reward of the scored ones or None, "unscored",
+              "answers": [entry, ...]}
 
-Of an episode of several turns `answer` is the last one, and `messages` the conversation after the row's own.
+One entry an answer:
+
+    task, row_id, sample    whose row it answers; sample: 0 ... samples - 1
+    seed, version           what it was drawn with, and by which version
+    prompt, answer          of an episode of several turns the last ones; `messages` is the conversation then
+    expected                the row's answer
+    reward, parts           None: unscored, then `failure` says why, else "". parts: by name
+    wrong                   class of what is wrong with a scored answer, "" if nothing is
+    detail                  of `failure` or `wrong`, for a person
+    finish_reason, tokens   tokens: sampled, of all turns
+    latency_s               from being asked to the last token, the wait for a slot included; None: nothing sampled
+    verifier_s              that its verifiers computed
 
 Rewards are those of the task, without what the recipe adds for training: shaping, scale and clip. Both are JSON,
 without NaN.
@@ -14,27 +25,31 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from asyncrl.buffers.concurrency import all_or_nothing
 from asyncrl.collectors.again import play
 from asyncrl.collectors.engines.base import Sampling
-from asyncrl.collectors.episode import Episode, EpisodeLost, Player, Sampler
+from asyncrl.collectors.episode import Episode, EpisodeLost, Played, Player, Sampler
 from asyncrl.collectors.fleet import CollectorError
 from asyncrl.collectors.rollout import Prompt, PromptError, Prompts
 from asyncrl.staleness import Weights
+from asyncrl.tasks.base import Split
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """A request, taken apart."""
+    """A request, taken apart. `split`: whose rows, a learner asks for held-out ones only; of `train`, the rows of the
+    first tickets."""
 
     id: str
     weights: Weights
     prompts: int
     samples: int
+    split: Split = "heldout"
 
     @classmethod
     def of(cls, request: Mapping[str, Any]) -> Evaluation:
@@ -62,42 +77,37 @@ async def evaluate(
     played_so_far = 0
 
     async def answer(index: int, prompt: Prompt | PromptError, sample: int) -> dict[str, Any]:
+        about = {"task": prompts.task, "sample": sample, "version": evaluation.weights.version}
         if isinstance(prompt, PromptError):
-            return _entry(f"heldout-{index}", failure=prompt.reason)
+            return _unplayed(about, f"{evaluation.split}-{index}", prompt.reason, str(prompt))
         episode = Episode(
             prompt,
             group=f"{evaluation.id}/{index}",
-            run=f"{run}/heldout",
+            run=f"{run}/{evaluation.split}",
             ordinal=index,
             attempt=0,
             member=sample,
             sampling=sampling,
         )
         nonlocal played_so_far
+        began = time.time()
         try:
             played = await play(episode, player, sampler)
         except EpisodeLost as lost:
-            return _entry(prompt.row.id, prompt=prompt, failure=lost.reason)
+            return _unplayed(about, prompt.row.id, lost.reason, str(lost), prompt)
         finally:
             played_so_far += 1
             on_played(played_so_far)
         spans = [span for turn in played.turns for span in turn.completion.spans]
         if strangers := {span.weights for span in spans} - {evaluation.weights}:
             raise CollectorError(f"evaluation {evaluation.id}: an answer has tokens of {sorted(map(tuple, strangers))}")
-        return _entry(
-            prompt.row.id,
-            prompt=prompt,
-            answer=prompts.read(played.turns[-1].completion.token_ids.tolist()),
-            reward=played.score.outcome,  # shaping is for training
-            failure=played.score.failure or played.score.wrong,
-            finish_reason=played.finish_reason,
-            messages=played.messages,
-        )
+        text = prompts.read(played.turns[-1].completion.token_ids.tolist())
+        return _entry(about, prompt, played, text, began=began)
 
     asked: list[Prompt | PromptError] = []
-    for index in range(min(evaluation.prompts, prompts.heldout_rows)):
+    for index in range(_rows(evaluation, prompts)):
         try:
-            asked.append(prompts.heldout(index))
+            asked.append(prompts.heldout(index) if evaluation.split == "heldout" else prompts.train(index))
         except PromptError as error:
             asked.append(error)
         # A millisecond each: thousands of rows must not keep heartbeats and signals waiting.
@@ -109,6 +119,7 @@ async def evaluate(
     return {
         "id": evaluation.id,
         "weights": list(evaluation.weights),
+        "sampling": {name: value for name, value in asdict(sampling).items() if name != "stop_token_ids"},
         "n": len(answers),
         "success": sum(rewards) / len(rewards) if rewards else None,
         "unscored": len(answers) - len(rewards),
@@ -116,23 +127,59 @@ async def evaluate(
     }
 
 
-def _entry(
-    row_id: str,
-    *,
-    prompt: Prompt | None = None,
-    answer: str = "",
-    reward: float = math.nan,
-    failure: str = "",
-    finish_reason: str = "",
-    messages: Sequence[Mapping[str, Any]] = (),
-) -> dict[str, Any]:
+def wrong_of(entry: Mapping[str, Any]) -> str:
+    """The class of what is wrong with a scored answer, "" if nothing is. Runs of before this version kept it under
+    `failure`, which an answer with a reward has none of."""
+    wrong: str = entry.get("wrong") or ("" if entry["reward"] is None else entry["failure"])
+    return wrong
+
+
+def _rows(evaluation: Evaluation, prompts: Prompts) -> int:
+    if evaluation.split == "heldout":
+        return min(evaluation.prompts, prompts.heldout_rows)
+    return evaluation.prompts
+
+
+def _entry(about: Mapping[str, Any], prompt: Prompt, played: Played, text: str, *, began: float) -> dict[str, Any]:
+    score, last = played.score, played.turns[-1].completion
     entry = {
-        "row_id": row_id,
-        "prompt": "" if prompt is None else prompt.text,
-        "answer": answer,
-        "expected": None if prompt is None else prompt.row.answer,
-        "reward": reward if math.isfinite(reward) else None,
-        "failure": failure,
-        "finish_reason": finish_reason,
+        **about,
+        "row_id": prompt.row.id,
+        "seed": played.turns[0].request.seed,
+        "prompt": prompt.text,
+        "answer": text,
+        "expected": prompt.row.answer,
+        "reward": score.outcome if math.isfinite(score.outcome) else None,  # shaping is for training
+        "parts": score.parts,
+        "failure": score.failure,
+        "wrong": score.wrong,
+        "detail": score.detail,
+        "finish_reason": played.finish_reason,
+        "tokens": sum(len(turn.completion.token_ids) for turn in played.turns),
+        "latency_s": max(0.0, last.done - began) if last.done else None,
+        "verifier_s": score.seconds,
     }
-    return {**entry, "messages": list(messages)} if messages else entry
+    return {**entry, "messages": list(played.messages)} if played.messages else entry
+
+
+def _unplayed(
+    about: Mapping[str, Any], row_id: str, failure: str, detail: str, prompt: Prompt | None = None
+) -> dict[str, Any]:
+    """The entry of a row that the model was not, or not to the end, asked about."""
+    return {
+        **about,
+        "row_id": row_id,
+        "seed": None,
+        "prompt": "" if prompt is None else prompt.text,
+        "answer": "",
+        "expected": None if prompt is None else prompt.row.answer,
+        "reward": None,
+        "parts": {},
+        "failure": failure,
+        "wrong": "",
+        "detail": detail,
+        "finish_reason": "",
+        "tokens": 0,
+        "latency_s": None,
+        "verifier_s": 0.0,
+    }

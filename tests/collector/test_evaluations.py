@@ -38,7 +38,12 @@ async def test_an_evaluation_holds_the_weights_it_evaluates(kit):
     assert result["weights"] == [1, 0]
     assert (result["n"], result["unscored"]) == (3, 0)  # one held-out row, three samples
     assert result["success"] == sum(answer["reward"] for answer in result["answers"]) / 3
-    assert set(result["answers"][0]) == {"row_id", "prompt", "answer", "expected", "reward", "failure", "finish_reason"}
+    assert [answer["sample"] for answer in result["answers"]] == [0, 1, 2]
+    first = result["answers"][0]
+    assert (first["task"], first["version"], first["tokens"]) == ("simulated", 0, 300)
+    assert first["latency_s"] >= 0.3  # 300 tokens, a millisecond each
+    assert (first["parts"], first["failure"], first["wrong"]) == ({"simulated": first["reward"]}, "", "")
+    assert len({answer["seed"] for answer in result["answers"]}) == 3
 
 
 async def test_an_evaluation_goes_on_when_one_of_its_engines_is_lost(kit, engines):

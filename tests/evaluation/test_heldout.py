@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from itertools import count
 from typing import Any
 
 import numpy as np
 import pytest
 
-from asyncrl.collectors.engines.base import Completion, Request, Sampling
-from asyncrl.collectors.evaluation.heldout import Evaluation, evaluate
+from asyncrl.collectors.engines.base import Completion, Request, Sampling, request_seed
+from asyncrl.collectors.evaluation.heldout import Evaluation, evaluate, wrong_of
 from asyncrl.collectors.rollout import Prompt, PromptError, SimulatedPrompts
 from asyncrl.collectors.single import SinglePlayer
 from asyncrl.rewards.scoring import Score
@@ -99,3 +100,40 @@ async def test_success_is_what_the_task_says_and_not_what_is_trained_on() -> Non
         )
         found.append((result["success"], [answer["reward"] for answer in result["answers"]]))
     assert found == [(1.0, [1.0, 1.0]), (0.0, [0.0, 0.0])]
+
+
+class Wrong(Shaped):
+    """An answer that is scored and wrong, and one that nobody could score."""
+
+    async def score(self, prompt: Prompt, completion: Completion, *, ticket: int, member: int) -> Score:
+        if member:
+            return Score({"exact": None}, math.nan, "verifier_nan", detail="part 'exact' is NaN", seconds=0.25)
+        return Score({"exact": 0.0}, 0.0, "", None, "wrong_answer", "expected '321'", 0.5)
+
+
+@pytest.mark.asyncio
+async def test_what_is_wrong_and_why_something_is_unscored_are_kept_apart() -> None:
+    result = await evaluate(
+        Evaluation("e", Weights(1, 7), prompts=1, samples=2, split="train"),
+        prompts=SimulatedPrompts(),
+        player=SinglePlayer(Wrong()),  # type: ignore[arg-type]  # starts and closes nothing
+        sampler=OneToken(),  # type: ignore[arg-type]  # nobody listens
+        sampling=Sampling(max_tokens=1),
+        run="run/0",
+    )
+    wrong, unscored = result["answers"]
+    assert (wrong["reward"], wrong["failure"], wrong["wrong"]) == (0.0, "", "wrong_answer")
+    assert (wrong["detail"], wrong["verifier_s"], wrong["version"]) == ("expected '321'", 0.5, 7)
+    assert (unscored["reward"], unscored["failure"], unscored["wrong"]) == (None, "verifier_nan", "")
+    assert unscored["parts"] == {"exact": None}
+    assert wrong["row_id"] == "simulated-0", "a train row"
+    assert wrong["latency_s"] is None, "this engine does not say when an answer was done"
+    assert [answer["seed"] for answer in result["answers"]] == [
+        request_seed("run/0/train", 0, 0, member, 0) for member in (0, 1)
+    ]
+
+
+def test_older_documents_kept_the_class_of_what_is_wrong_under_failure() -> None:
+    old = {"reward": 0.0, "failure": "wrong_answer"}
+    assert [wrong_of(old), wrong_of({"reward": None, "failure": "verifier_nan"})] == ["wrong_answer", ""]
+    assert wrong_of({"reward": 0.0, "failure": "", "wrong": "cut_off"}) == "cut_off"
