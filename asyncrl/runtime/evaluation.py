@@ -21,7 +21,7 @@ from asyncrl.data.jsonl import DataError
 from asyncrl.runtime import folder as folders
 from asyncrl.runtime import models
 from asyncrl.runtime.processes import RunFailed, use_devices, use_threads
-from asyncrl.tasks.base import TaskError
+from asyncrl.tasks.base import Split, TaskError
 
 if TYPE_CHECKING:
     from asyncrl.collectors.engines.base import Sampling
@@ -196,9 +196,26 @@ async def evaluate(
 async def _evaluate_one(
     recipe: Recipe, target: Target, plan: Plan, on_answer: Callable[[str, int, int], None]
 ) -> dict[str, Any]:
+    from asyncrl.collectors.evaluation.report import report  # loads NumPy
+
+    model, answers = await answers_of(recipe, target, plan, split="heldout", on_answer=on_answer)
+    numbers = report(answers, ks=plan.ks, samples=plan.samples, pass_above=plan.pass_above, seed=plan.seed)
+    return {
+        "target": target.name,
+        "model": model,
+        "report": numbers,
+        "answers": answers,
+    }
+
+
+async def answers_of(
+    recipe: Recipe, target: Target, plan: Plan, *, split: Split, on_answer: Callable[[str, int, int], None]
+) -> tuple[str, list[dict[str, Any]]]:
+    """The folder of `target`'s model, and its scored answers to the first `plan.prompts` rows of a split of the
+    recipe's task (`heldout.evaluate`). `on_answer` as in `evaluate`; it hears of 0 when the engines are ready. Raises
+    what `evaluate` raises."""
     from transformers.utils import logging as transformers_logging  # loads torch, as do the next
 
-    from asyncrl.collectors.evaluation.report import report
     from asyncrl.collectors.evaluation.standalone import evaluate_folder
     from asyncrl.learners.model import ModelError
 
@@ -214,15 +231,10 @@ async def _evaluate_one(
             seed=plan.seed,
             adjust=plan.adjust,
             on_answer=partial(on_answer, target.name),
+            split=split,
         )
     except (DataError, TaskError, ModelError):
         raise
     except Exception as error:
         raise RunFailed(f"the evaluation of {target.name} failed: {type(error).__name__}: {error}") from error
-    numbers = report(answers, ks=plan.ks, samples=plan.samples, pass_above=plan.pass_above, seed=plan.seed)
-    return {
-        "target": target.name,
-        "model": str(path),
-        "report": numbers,
-        "answers": answers,
-    }
+    return str(path), answers

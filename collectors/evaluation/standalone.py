@@ -20,6 +20,7 @@ from asyncrl.collectors.rollout import run_of, sampling_of
 from asyncrl.collectors.seats import Seats
 from asyncrl.config.recipe import Recipe
 from asyncrl.staleness import Weights
+from asyncrl.tasks.base import Split
 from asyncrl.weights.base import StagedWeights
 
 FIXED = Weights(0, 0)
@@ -38,13 +39,14 @@ async def evaluate_folder(
     seed: int,
     adjust: Callable[[Sampling], Sampling],
     on_answer: Callable[[int, int], None],
+    split: Split = "heldout",
 ) -> list[dict[str, Any]]:
-    """Answer the first `prompts` held-out rows of the recipe's task `samples` times each with the model in
+    """Answer the first `prompts` rows of a split of the recipe's task `samples` times each with the model in
     `model_path`, and score the answers: the `answers` of `heldout.evaluate`.
 
     Same prompts, engine and verifier processes as in a run of the recipe, and with `seed` = `run.seed` the same seeds,
     so that a run's last checkpoint gives the run's last evaluation. `adjust` changes the recipe's sampling; `on_answer`
-    hears how many answers there are, of how many.
+    hears how many answers there are, of how many: first 0, when the engines are ready.
 
     Raises what building the task raises, then EngineError, CollectorError, VerifierError, WeightsError. Takes as long
     as it takes: an engine that makes no token for `collector.group_timeout_s` ends it.
@@ -53,13 +55,14 @@ async def evaluate_folder(
     # What is evaluated is whole: no engine has to keep a base for adapters.
     whole = msgspec.structs.replace(recipe, weights=msgspec.structs.replace(recipe.weights, lora="merged"))
     fleet = Fleet(engine_makers(whole, "eval", model_path))
-    prompts = min(prompts, task.heldout_rows)
+    prompts = min(prompts, task.heldout_rows) if split == "heldout" else prompts
     try:
         await all_or_nothing([player.start(), fleet.start()])
         await _serve(fleet, await asyncio.to_thread(partial(own_weights, recipe, model_path)))
+        on_answer(0, prompts * samples)
         work = asyncio.ensure_future(
             evaluate(
-                Evaluation("eval", FIXED, prompts, samples),
+                Evaluation("eval", FIXED, prompts, samples, split),
                 prompts=task,
                 player=player,
                 sampler=Seats(fleet, may=partial(eq, FIXED), wait_s=0.0),
