@@ -23,6 +23,7 @@ ROWS = 50
 class Unpresentable:
     """Prompts of which none can be rendered; what each try saw of `beats`."""
 
+    task = "unpresentable"
     heldout_rows = ROWS
 
     def __init__(self) -> None:
