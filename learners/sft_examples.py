@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, cast
 import xxhash
 
 from asyncrl.data.conversations import Conversation, Split
-from asyncrl.data.jsonl import DataError, RowError
+from asyncrl.data.errors import DataError, RowError
 from asyncrl.learners.sft import Example
 from asyncrl.tasks.base import Message, TaskError
 from asyncrl.tasks.chat import conversation, render

@@ -14,7 +14,7 @@ USAGE = 2
 BAD_INPUT = (
     ("asyncrl.buffers.base", "BufferError"),
     ("asyncrl.config.errors", "RecipeError"),
-    ("asyncrl.data.jsonl", "DataError"),
+    ("asyncrl.data.errors", "DataError"),
     ("asyncrl.learners.cache", "BuiltinModelError"),
     ("asyncrl.learners.model", "ModelError"),
     ("asyncrl.learners.recording", "ReplayError"),

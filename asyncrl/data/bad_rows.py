@@ -6,7 +6,7 @@ import logging
 from collections import Counter
 from typing import Literal
 
-from asyncrl.data.jsonl import DataError, Reason, RowError
+from asyncrl.data.errors import DataError, Reason, RowError
 
 log = logging.getLogger(__name__)
 

@@ -16,10 +16,9 @@ from typing import Any
 
 from asyncrl.config.sft import SftData
 from asyncrl.data.bad_rows import BadRows
+from asyncrl.data.errors import DataError, RowError
 from asyncrl.data.jsonl import (
-    DataError,
     Prompt,
-    RowError,
     kind,
     read_answer,
     read_prompt,

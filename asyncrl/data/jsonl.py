@@ -12,38 +12,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, Literal, NoReturn, Protocol, TypeVar
+from typing import Any, NoReturn, Protocol, TypeVar
+
+from asyncrl.data.errors import DataError, RowError
 
 Prompt = str | list[dict[str, str]]
 
-Reason = Literal[
-    "byte-order-mark",
-    "not-utf8",
-    "not-json",
-    "not-text",
-    "missing-column",
-    "null",
-    "empty",
-    "wrong-type",
-    "wrong-role",
-    "chat-template",
-    "too-long",
-]
-"""Why a row cannot be used, in one word to count by."""
-
 HELDOUT_SHARE = 10  # one prompt in so many
-
-
-class DataError(Exception):
-    """A data file cannot be used. One to three lines: file and row, what is wrong, and the fix."""
-
-
-class RowError(DataError):
-    """One row cannot be used; the others may."""
-
-    def __init__(self, reason: Reason, message: str) -> None:
-        super().__init__(message)
-        self.reason: Reason = reason
 
 
 class HasPrompt(Protocol):
@@ -112,7 +87,7 @@ def read_rows(
                 try:
                     if number == 1 and line.startswith(codecs.BOM_UTF8):
                         raise RowError(
-                            "byte-order-mark",
+                            "not-json",
                             f"{path} starts with a byte order mark: save it as UTF-8 without one "
                             "(`sed -i '1s/^\\xEF\\xBB\\xBF//'`)",
                         )

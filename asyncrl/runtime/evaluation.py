@@ -17,7 +17,7 @@ from asyncrl.config.merge import flatten
 from asyncrl.config.overrides import override_document
 from asyncrl.config.recipe import Recipe, SimulatedEngine
 from asyncrl.config.yaml_text import YamlTextError, parse
-from asyncrl.data.jsonl import DataError
+from asyncrl.data.errors import DataError
 from asyncrl.runtime import folder as folders
 from asyncrl.runtime import models
 from asyncrl.runtime.processes import RunFailed, use_devices, use_threads

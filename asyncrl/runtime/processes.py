@@ -27,7 +27,7 @@ from asyncrl.config.identity import recipe_hash
 from asyncrl.config.loading import recipe_from_document
 from asyncrl.config.recipe import Recipe, SimulatedEngine, to_builtins
 from asyncrl.config.secrets import masked
-from asyncrl.data.jsonl import DataError
+from asyncrl.data.errors import DataError
 from asyncrl.learners.limits import limits_of
 from asyncrl.learners.lost import RankLost
 from asyncrl.runtime import engine_package, models

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from asyncrl.config.sft import SftRecipe
 from asyncrl.data.conversations import Split, read_split
-from asyncrl.data.jsonl import DataError
+from asyncrl.data.errors import DataError
 from asyncrl.runtime import models
 from asyncrl.runtime.processes import RunFailed
 from asyncrl.tasks.base import TaskError

@@ -85,7 +85,7 @@ async def check_apart(recipe: Recipe, *, model_path: Path | None = None) -> bool
 def main() -> None:
     """Build the task that standard input describes."""
     from asyncrl.config.convert import convert
-    from asyncrl.data.jsonl import DataError
+    from asyncrl.data.errors import DataError
     from asyncrl.tasks.agent import check_agent
     from asyncrl.tasks.build import build_task
     from asyncrl.tasks.conversing import check_template_turns, check_turns, converses

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncrl.data.jsonl import DataError, Record, prompt_key, read_jsonl, shared_prompts, split_heldout
+from asyncrl.data.errors import DataError
+from asyncrl.data.jsonl import Record, prompt_key, read_jsonl, shared_prompts, split_heldout
 
 GOOD = b'{"prompt": "p", "answer": "a"}\n'
 

