@@ -140,7 +140,7 @@ async def _endpoint(engine: _Clock) -> AsyncIterator[tuple[str, list[str]]]:
 
 
 def _sessions(model: Model, engine: _Clock) -> Sequence[Session]:
-    prompt = Prompt(TaskRow("row", "x"), (1,))
+    prompt = Prompt(TaskRow("row", "x"), (1,), "bench")
     made = [Episode(prompt, f"{n}.1", "bench/0", n, 1, 0, Sampling(max_tokens=ANSWER)) for n in range(EPISODES)]
     return [Session(episode, engine, model, calls=1000) for episode in made]
 

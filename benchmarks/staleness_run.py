@@ -142,7 +142,7 @@ class Sampler:
             ticket=ordinal,
             attempt=0,
             lineage=0,
-            task=self._prompts.task,
+            task=prompt.task,
             row_id=prompt.row.id,
             collector=NAME,
             engine="transformers",

@@ -22,23 +22,27 @@ from asyncrl.tasks.order import row_index
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+SIMULATED = "simulated"  # the name of its task
 SIMULATED_PROMPT = (1, 2, 3)  # a simulated engine reads no prompt; a record needs one
 
 
 class PromptError(Exception):
-    """A row cannot be generated for. `reason` is the class it is counted under: row_error, prompt_too_long."""
+    """A row of `task` cannot be generated for. `reason` is the class it is counted under: row_error,
+    prompt_too_long."""
 
-    def __init__(self, reason: str, detail: str) -> None:
+    def __init__(self, reason: str, detail: str, *, task: str) -> None:
         super().__init__(f"{reason}: {detail}")
         self.reason = reason
+        self.task = task
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A row as the model sees it."""
+    """A row of `task` as the model sees it."""
 
     row: Row
     token_ids: tuple[int, ...]
+    task: str
 
     @property
     def text(self) -> str:
@@ -50,7 +54,6 @@ class Prompt:
 class Prompts(Protocol):
     """Where prompts come from, and how answers are read."""
 
-    task: str
     stop_token_ids: tuple[int, ...]
 
     def train(self, ordinal: int) -> Prompt:
@@ -80,7 +83,6 @@ class TaskPrompts:
         stop_token_ids: tuple[int, ...],
     ) -> None:
         """`max_length`: tokens of prompt and answers together; None: unbounded."""
-        self.task = task.name
         self.stop_token_ids = stop_token_ids
         self.tokenizer, self.max_length = tokenizer, max_length
         self.tools = tool_schemas(task)
@@ -142,27 +144,27 @@ class TaskPrompts:
             row = rows[index(len(rows))]
             token_ids = tuple(render(self.tokenizer, self.messages(row), tools=self.tools or None))
         except Exception as error:  # rows and messages are the user's program: they raise what they like
-            raise PromptError("row_error", f"{type(error).__name__}: {error}") from error
+            raise PromptError("row_error", f"{type(error).__name__}: {error}", task=self._task.name) from error
         if self.max_length is not None and len(token_ids) > self.max_length - 1:
             raise PromptError(
                 "prompt_too_long",
                 f"row {row.id} has {len(token_ids)} tokens, the model takes {self.max_length} with the answer",
+                task=self._task.name,
             )
-        return Prompt(row, token_ids)
+        return Prompt(row, token_ids, self._task.name)
 
 
 class SimulatedPrompts:
     """For an engine without a model: the same few tokens for every ticket. Implements Prompts."""
 
-    task = "simulated"
     stop_token_ids: tuple[int, ...] = ()
     heldout_rows = 1
 
     def train(self, ordinal: int) -> Prompt:
-        return Prompt(Row(id=f"simulated-{ordinal}", prompt="(simulated)"), SIMULATED_PROMPT)
+        return Prompt(Row(id=f"simulated-{ordinal}", prompt="(simulated)"), SIMULATED_PROMPT, SIMULATED)
 
     def heldout(self, index: int) -> Prompt:
-        return Prompt(Row(id=f"simulated-heldout-{index}", prompt="(simulated)"), SIMULATED_PROMPT)
+        return Prompt(Row(id=f"simulated-heldout-{index}", prompt="(simulated)"), SIMULATED_PROMPT, SIMULATED)
 
     def read(self, token_ids: list[int]) -> str:
         return f"({len(token_ids)} simulated tokens)"

@@ -381,7 +381,6 @@ class Session:
                 group.ticket,
                 rows,
                 prompt=group.episodes[0].prompt,
-                task=self.prompts.task,
                 collector=self.member.name,
                 engine=", ".join(sorted(group.seats.engines)),
                 sampling={name: getattr(sampling, name) for name in ("temperature", "top_p", "top_k", "min_p")},

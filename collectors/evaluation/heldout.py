@@ -77,7 +77,7 @@ async def evaluate(
     played_so_far = 0
 
     async def answer(index: int, prompt: Prompt | PromptError, sample: int) -> dict[str, Any]:
-        about = {"task": prompts.task, "sample": sample, "version": evaluation.weights.version}
+        about = {"task": prompt.task, "sample": sample, "version": evaluation.weights.version}
         if isinstance(prompt, PromptError):
             return _unplayed(about, f"{evaluation.split}-{index}", prompt.reason, str(prompt))
         episode = Episode(

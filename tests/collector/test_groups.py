@@ -26,7 +26,7 @@ from asyncrl.staleness import Weights
 from asyncrl.tasks.base import Row
 from asyncrl.tasks.reverse import Reverse
 
-PROMPT = Prompt(Row("train-3", "reverse 12", "21"), (7, 8, 9))
+PROMPT = Prompt(Row("train-3", "reverse 12", "21"), (7, 8, 9), "t")
 TICKET = Ticket(ordinal=4, attempt=1, issued_for=Weights(1, 2), issued=100.0)
 
 
@@ -81,7 +81,7 @@ def unscored(failure):
 
 def hand(rows):
     return hand_over(
-        TICKET, rows, prompt=PROMPT, task="t", collector="c", engine="c/0", sampling={"temperature": 1.0}, seconds=1.5
+        TICKET, rows, prompt=PROMPT, collector="c", engine="c/0", sampling={"temperature": 1.0}, seconds=1.5
     )
 
 

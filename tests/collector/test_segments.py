@@ -18,7 +18,9 @@ from asyncrl.schema import Support
 from asyncrl.staleness import Weights
 from asyncrl.tasks.base import Row
 
-EPISODE = Episode(Prompt(Row("r", "p"), (1, 2)), "3.0", "run/0", ordinal=3, attempt=0, member=1, sampling=Sampling())
+EPISODE = Episode(
+    Prompt(Row("r", "p"), (1, 2), "t"), "3.0", "run/0", ordinal=3, attempt=0, member=1, sampling=Sampling()
+)
 ONE = Score({"exact": 1.0}, 1.0, "")
 
 

@@ -103,7 +103,7 @@ def completion(tokens: Sequence[int], reason: FinishReason, *, stopped_by: str =
 
 
 def episode(number: int = 0, *, max_tokens: int = 256) -> Episode:
-    prompt = Prompt(Row(f"row-{number}", "x", "y"), (1,))
+    prompt = Prompt(Row(f"row-{number}", "x", "y"), (1,), "agent")
     return Episode(prompt, f"{number}.1", "run/0", number, 1, 0, Sampling(max_tokens=max_tokens))
 
 

@@ -256,7 +256,7 @@ class Parts:
 
 
 def episode_of(row: Row, number: int = 0) -> Episode:
-    return Episode(Prompt(row, (1,)), f"{number}.1", "run/0", number, 1, 0, Sampling(max_tokens=64))
+    return Episode(Prompt(row, (1,), "agent"), f"{number}.1", "run/0", number, 1, 0, Sampling(max_tokens=64))
 
 
 @asynccontextmanager

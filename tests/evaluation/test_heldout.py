@@ -23,7 +23,6 @@ ROWS = 50
 class Unpresentable:
     """Prompts of which none can be rendered; what each try saw of `beats`."""
 
-    task = "unpresentable"
     heldout_rows = ROWS
 
     def __init__(self) -> None:
@@ -32,7 +31,7 @@ class Unpresentable:
 
     def heldout(self, index: int) -> Prompt:
         self.seen.append(self.beats)
-        raise PromptError("row_error", f"row {index} is broken")
+        raise PromptError("row_error", f"row {index} is broken", task="unpresentable")
 
 
 class Never:
