@@ -17,12 +17,14 @@ class Finding:
     """What a verifier found in one answer; also what a task's `score` or a reward function may return.
 
     parts: by name. wrong: class of what is wrong, "" if nothing is: lower-case words, as in `wrong_answer`.
-    detail: for a person who looks at this answer, such as what was compared with what.
+    detail: for a person who looks at this answer, such as what was compared with what. read: what was taken for the
+    answer, such as the content of a box, by which `asyncrl eval` counts votes; "": the whole text.
     """
 
     parts: Mapping[str, float | None]
     wrong: str = ""
     detail: str = ""
+    read: str = ""
 
 
 class BadRow(Exception):

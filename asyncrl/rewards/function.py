@@ -34,7 +34,7 @@ class FunctionPart:
                 "makes one number. List several functions, or write a task whose score has several parts"
             )
         (value,) = said.parts.values()
-        return Finding({self._name: value}, said.wrong, said.detail)
+        return Finding({self._name: value}, said.wrong, said.detail, said.read)
 
 
 def _number(returned: object, function: str) -> float | None:

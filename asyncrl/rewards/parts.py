@@ -32,12 +32,14 @@ _CLASS = re.compile(r"[a-z][a-z0-9_.-]{0,63}")
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """Parts by name (None where one has no finite number); `failure`: why it is unscored, "" if it is scored;
-    `wrong`: the class of what is wrong with a scored answer, "" if nothing is; and what a person should know of it."""
+    `wrong`: the class of what is wrong with a scored answer, "" if nothing is; what a person should know of it; and
+    `read`: what was taken for the answer, "" for its whole text."""
 
     parts: dict[str, float | None]
     failure: str = ""
     detail: str = ""
     wrong: str = ""
+    read: str = ""
 
 
 def judge(returned: object) -> Verdict:
@@ -56,7 +58,7 @@ def judge(returned: object) -> Verdict:
         if returned.wrong and not _CLASS.fullmatch(str(returned.wrong)):
             complaint = f"the class of what is wrong is {returned.wrong!r:.100}: write one like 'wrong_answer'"
             return Verdict(verdict.parts, INVALID, complaint)
-        return replace(verdict, wrong=returned.wrong, detail=short(returned.detail))
+        return replace(verdict, wrong=returned.wrong, detail=short(returned.detail), read=short(returned.read))
     if (count := _count(returned)) is not None:
         complaint = f"score returned {count} values ({type(returned).__name__}); it is called once for each answer: "
         return Verdict({"reward": None}, INVALID, complaint + "return one number, or parts by name")
@@ -135,7 +137,8 @@ def _list(names: Iterable[str]) -> str:
 
 
 def joined(verdicts: Sequence[Verdict]) -> Verdict:
-    """One verdict of several: all parts; the first failure, or else the first class of what is wrong, with its detail.
+    """One verdict of several: all parts; the first failure, or else the first class of what is wrong, with its detail;
+    and what the first one that says so took for the answer.
 
     >>> joined([Verdict({"a": 1.0}), Verdict({"b": 0.0}, wrong="wrong_tool", detail="mail, not send")]).wrong
     'wrong_tool'
@@ -152,7 +155,8 @@ def joined(verdicts: Sequence[Verdict]) -> Verdict:
     if failed is not None:
         return Verdict(parts, failed.failure, failed.detail)
     said = next((verdict for verdict in verdicts if verdict.wrong), verdicts[0])
-    return Verdict(parts, "", said.detail, said.wrong)
+    read = next((verdict.read for verdict in verdicts if verdict.read), "")
+    return Verdict(parts, "", said.detail, said.wrong, read)
 
 
 def weighted_sum(parts: Mapping[str, float | None], weights: Mapping[str, float]) -> float:

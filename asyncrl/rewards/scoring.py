@@ -46,6 +46,7 @@ class Score:
     failure: str
     plain: float | None = None
     wrong: str = ""
+    read: str = field(default="", compare=False)  # what was taken for the answer; "": its whole text
     detail: str = field(default="", compare=False)
     seconds: float = field(default=0.0, compare=False)
 
@@ -135,7 +136,7 @@ class Scoring:
                 logger.warning("%s: %s", verdict.failure, verdict.detail)
             return Score(verdict.parts, math.nan, verdict.failure, detail=verdict.detail, seconds=seconds)
         plain = outcome if self._shapes else None
-        return Score(verdict.parts, reward, "", plain, verdict.wrong, verdict.detail, seconds)
+        return Score(verdict.parts, reward, "", plain, verdict.wrong, verdict.read, verdict.detail, seconds)
 
 
 async def _asked(remote: Remote, row: object, answer: object) -> Scored:

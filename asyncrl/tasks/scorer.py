@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from asyncrl.config.convert import convert
@@ -86,7 +87,7 @@ class TaskScorer:
                 )
             # Where a score says what an episode is worth, no reward by turn is none earned; else nothing was said.
             turns = 0.0 if answer[TURNS] is None and verdict.parts else answer[TURNS]
-            verdict = Verdict({**verdict.parts, TURNS: turns}, "", verdict.detail, verdict.wrong)
+            verdict = replace(verdict, parts={**verdict.parts, TURNS: turns})
             if turns is None:
                 return verdict.parts
         return joined([verdict, *(judge(verifier.verify(row, answer)) for verifier in asked)])

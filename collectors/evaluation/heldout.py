@@ -13,9 +13,10 @@ One entry an answer:
     reward, parts           None: unscored, then `failure` says why, else "". parts: by name
     wrong                   class of what is wrong with a scored answer, "" if nothing is
     detail                  of `failure` or `wrong`, for a person
+    read                    what the verifier took for the answer, by which votes are counted; else its stripped text
     finish_reason, tokens   tokens: sampled, of all turns
     latency_s               from being asked to the last token, the wait for a slot included; None: nothing sampled
-    verifier_s              that its verifiers computed
+    verifier_s              that its verifiers computed; None: one was killed, or none was asked
 
 Rewards are those of the task, without what the recipe adds for training: shaping, scale and clip. Both are JSON,
 without NaN.
@@ -154,10 +155,11 @@ def _entry(about: Mapping[str, Any], prompt: Prompt, played: Played, text: str, 
         "failure": score.failure,
         "wrong": score.wrong,
         "detail": score.detail,
+        "read": score.read or text.strip(),
         "finish_reason": played.finish_reason,
         "tokens": sum(len(turn.completion.token_ids) for turn in played.turns),
         "latency_s": max(0.0, last.done - began) if last.done else None,
-        "verifier_s": score.seconds,
+        "verifier_s": score.seconds if math.isfinite(score.seconds) else None,
     }
     return {**entry, "messages": list(played.messages)} if played.messages else entry
 
@@ -178,8 +180,9 @@ def _unplayed(
         "failure": failure,
         "wrong": "",
         "detail": detail,
+        "read": "",
         "finish_reason": "",
         "tokens": 0,
         "latency_s": None,
-        "verifier_s": 0.0,
+        "verifier_s": None,
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 from itertools import count
 from typing import Any
@@ -107,8 +108,8 @@ class Wrong(Shaped):
 
     async def score(self, prompt: Prompt, completion: Completion, *, ticket: int, member: int) -> Score:
         if member:
-            return Score({"exact": None}, math.nan, "verifier_nan", detail="part 'exact' is NaN", seconds=0.25)
-        return Score({"exact": 0.0}, 0.0, "", None, "wrong_answer", "expected '321'", 0.5)
+            return Score({"exact": None}, math.nan, "verifier_nan", detail="part 'exact' is NaN", seconds=math.inf)
+        return Score({"exact": 0.0}, 0.0, "", wrong="wrong_answer", read="12", detail="expected '321'", seconds=0.5)
 
 
 @pytest.mark.asyncio
@@ -125,7 +126,9 @@ async def test_what_is_wrong_and_why_something_is_unscored_are_kept_apart() -> N
     assert (wrong["reward"], wrong["failure"], wrong["wrong"]) == (0.0, "", "wrong_answer")
     assert (wrong["detail"], wrong["verifier_s"], wrong["version"]) == ("expected '321'", 0.5, 7)
     assert (unscored["reward"], unscored["failure"], unscored["wrong"]) == (None, "verifier_nan", "")
-    assert unscored["parts"] == {"exact": None}
+    assert (wrong["read"], unscored["read"]) == ("12", "(1 simulated tokens)")
+    assert (unscored["parts"], unscored["verifier_s"]) == ({"exact": None}, None)
+    json.dumps(result, allow_nan=False)
     assert wrong["row_id"] == "simulated-0", "a train row"
     assert wrong["latency_s"] is None, "this engine does not say when an answer was done"
     assert [answer["seed"] for answer in result["answers"]] == [
