@@ -14,11 +14,12 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from asyncrl.learners.advantages import Advantages
-from asyncrl.learners.batch import Batch, cut_answers, first_of_each
+from asyncrl.learners.batch import Batch, cut_answers, first_of_each, outcomes_of
 from asyncrl.learners.buckets import Apart, mean
 from asyncrl.learners.mismatch import age_zero
 from asyncrl.learners.objectives.masks import NAMES
 from asyncrl.learners.objectives.ratio import LOG_RATIO_LIMIT
+from asyncrl.learners.repetition import repetition
 from asyncrl.learners.step import Seen
 from asyncrl.schema import Packed
 
@@ -52,12 +53,13 @@ def step_metrics(
     *,
     first: NDArray[np.int64],
     update: str,
+    violations: frozenset[str] = frozenset(),
 ) -> dict[str, Any]:
     """All metrics of a step that follow from its data. first: where the tokens of its first update lie in the batch.
-    update: `weights.update` of the recipe."""
+    update: `weights.update` of the recipe. violations: names of its reward parts of that role."""
     after_change = continued(packed) if update == "keep" else None
     return {
-        **reward_metrics(packed),
+        **reward_metrics(packed, violations),
         **length_metrics(packed),
         **group_metrics(batch, advantages),
         **age_metrics(batch, seen),
@@ -73,22 +75,27 @@ def step_metrics(
     }
 
 
-def reward_metrics(packed: Packed) -> dict[str, Any]:
-    """Rewards and their parts over scored members, and why the others were not scored."""
+def reward_metrics(packed: Packed, violations: frozenset[str] = frozenset()) -> dict[str, Any]:
+    """Rewards and their parts over scored members, what is wrong with those, and why the others were not scored."""
     begins = first_of_each(packed.answers)
     rewards = packed.rewards[begins]
     scored = rewards[~np.isnan(rewards)]
+    outcomes = outcomes_of(packed)[begins]
+    violated = 0
     parts: dict[str, list[float]] = {}
     for row in packed.table.column("reward_parts").filter(begins).to_pylist():
         for name, value in row:
             if value is not None and np.isfinite(value):
                 parts.setdefault(name, []).append(value)
+        violated += any(name in violations and (value or 0.0) < 0 for name, value in row)
     named = list(zip(packed.table.column("failure").filter(begins).to_pylist(), np.isnan(rewards), strict=True))
     failures = Counter(failure for failure, unscored in named if unscored)
     wrong = Counter(failure for failure, unscored in named if failure and not unscored)
     return {
         "reward/mean": mean(scored),
         "reward/std": float(scored.std()) if len(scored) else None,
+        "outcome/mean": mean(outcomes[~np.isnan(rewards)]),
+        **({"violations": violated / max(1, len(scored))} if violations else {}),
         **{f"reward_part/{name}": float(np.mean(values)) for name, values in sorted(parts.items())},
         "unscored": len(rewards) - len(scored),
         "failures": dict(sorted(failures.items())),
@@ -109,6 +116,7 @@ def length_metrics(packed: Packed) -> dict[str, Any]:
     return {
         "length/mean": float(sampled.mean()),
         "length/max": int(sampled.max()),
+        "length/repetition": repetition(packed),
         "truncated": float(cut_answers(packed).mean()),
         "turns/mean": pc.sum(pc.list_value_length(packed.table.column("turn_offsets"))).as_py() / len(sampled),
         "segments/mean": len(packed.answers) / len(sampled),

@@ -7,12 +7,13 @@ import json
 import logging
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from asyncrl.buffers.base import Buffer
 from asyncrl.buffers.concurrency import end_all
+from asyncrl.learners.watch import Evaluated
 from asyncrl.staleness import Weights
 from asyncrl.telemetry.documents import write_document
 from asyncrl.telemetry.metrics import MetricsWriter
@@ -37,6 +38,7 @@ class Evaluations:
         self._folder = folder
         self._metrics = metrics
         self._prompts = prompts
+        self._results = results_of(folder)
         self._waiting: asyncio.Task[None] | None = None
         self._asked = Weights(0, 0)  # what `_waiting` waits for the evaluation of
         self._before: asyncio.Task[None] | None = None  # the request before, still open when `_waiting` was made
@@ -50,6 +52,13 @@ class Evaluations:
         request = {"id": name, "weights": list(weights), "prompts": self._prompts, "samples": 1}
         await self._buffer.request_evaluation(request)
         self._waiting, self._asked = asyncio.create_task(self._receive(name, weights), name=name), weights
+
+    @property
+    def results(self) -> Sequence[Evaluated]:
+        """What the evaluations of this run folder came to, by version; of a version that two lineages made, the later
+        one's."""
+        by_version = {weights.version: result for weights, result in sorted(self._results.items())}
+        return [by_version[version] for version in sorted(by_version)]
 
     @property
     def open(self) -> Weights | None:
@@ -88,6 +97,8 @@ class Evaluations:
         self._folder.mkdir(parents=True, exist_ok=True)
         path = self._folder / f"{name}.json"
         write_document(path, result)
+        if (found := Evaluated.of(weights.version, result["answers"])) is not None:
+            self._results[weights] = found
         event = {
             "event": "eval",
             "time": time.time(),
@@ -116,6 +127,13 @@ def stored_evaluations(folder: Path) -> dict[Weights, Mapping[str, Any]]:
         if match := _FILE.fullmatch(path.name):
             found[Weights(int(match[1]), int(match[2]))] = json.loads(path.read_text(encoding="utf-8"))
     return dict(sorted(found.items()))
+
+
+def results_of(folder: Path) -> dict[Weights, Evaluated]:
+    """What each evaluation of a run folder came to; without those in which nothing was scored."""
+    stored = stored_evaluations(folder)
+    found = {weights: Evaluated.of(weights.version, document["answers"]) for weights, document in stored.items()}
+    return {weights: result for weights, result in found.items() if result is not None}
 
 
 def _name(weights: Weights) -> str:

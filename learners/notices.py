@@ -3,25 +3,36 @@ should look at. Events of metrics.jsonl, which the console shows as they come.""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from asyncrl.config.recipe import Learner
 from asyncrl.learners.mismatch import unhealthy
 from asyncrl.learners.optimize import Optimizer, Updates
+from asyncrl.learners.watch import Evaluated, Watch
 
 
 class Notices:
     """Of one learner. A warning about the engine is given once: what causes it is there at every step."""
 
-    def __init__(self, config: Learner) -> None:
+    def __init__(self, config: Learner, watch: Watch) -> None:
         self._config = config
+        self._watch = watch
         self._told = False
         self._tokens = config.max_tokens_per_microbatch
 
-    def of(self, metrics: Mapping[str, Any], updates: Updates, optimizer: Optimizer) -> list[dict[str, Any]]:
-        """Events of the step that had these metrics and updates, without time, lineage and version."""
-        return [*rate_changes(updates), *self._budget_change(metrics), *self._warnings(metrics, updates, optimizer)]
+    def of(
+        self,
+        metrics: Mapping[str, Any],
+        updates: Updates,
+        optimizer: Optimizer,
+        evaluations: Sequence[Evaluated] = (),
+    ) -> list[dict[str, Any]]:
+        """Events of the step that had these metrics and updates, without time, lineage and version. evaluations: of the
+        run so far, by version."""
+        signs = [_warning(sign.about, sign.text) for sign in self._watch.see(metrics, evaluations)]
+        own = self._warnings(metrics, updates, optimizer)
+        return [*rate_changes(updates), *self._budget_change(metrics), *own, *signs]
 
     def _budget_change(self, metrics: Mapping[str, Any]) -> list[dict[str, Any]]:
         """In this step, or before this learner was started again."""

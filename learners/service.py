@@ -28,6 +28,7 @@ from asyncrl.buffers.blocked import IN_MESSAGE, blocked_table
 from asyncrl.buffers.store import StoreAway
 from asyncrl.config.identity import identity
 from asyncrl.config.recipe import Recipe
+from asyncrl.config.rewards import declared, violations
 from asyncrl.learners import checkpoint as checkpoints
 from asyncrl.learners.arithmetic import machine, settings
 from asyncrl.learners.batch import check_lineages, check_once
@@ -55,10 +56,11 @@ from asyncrl.learners.saving import Failed, Saved, Saver
 from asyncrl.learners.snapshot import Keep, Snapshot, state_of
 from asyncrl.learners.summary import summarise
 from asyncrl.learners.trainer import Trainer
+from asyncrl.learners.watch import Watch
 from asyncrl.schema import span_weights
 from asyncrl.staleness import Lineages, Weights
 from asyncrl.telemetry.documents import write_document
-from asyncrl.telemetry.metrics import MetricsWriter
+from asyncrl.telemetry.metrics import MetricsWriter, read_metrics
 from asyncrl.weights.adapter import ServedWeights
 from asyncrl.weights.manifest import Pieces
 from asyncrl.weights.reach import device_of, here
@@ -229,6 +231,9 @@ async def _begin(
         }
     )
     metrics.sync()  # a lineage whose weights collectors are about to get: its number must not be given again
+    watch = Watch(declared(recipe.task.rewards))
+    if checkpoint is not None:
+        watch.resume(await asyncio.to_thread(read_metrics, run_dir / "metrics.jsonl"), parent.version)
     learner = _Learner(
         recipe=recipe,
         buffer=buffer,
@@ -245,7 +250,7 @@ async def _begin(
         lineages=Lineages(forks),
         tokens_total=checkpoint.manifest.tokens if checkpoint else 0,
         accounted=await buffer.stats(),
-        notices=Notices(recipe.learner),
+        notices=Notices(recipe.learner, watch),
     )
     learner.saver = Saver(
         run_dir / "checkpoints",
@@ -420,7 +425,13 @@ class _Learner:
         Archive(self.run_dir / "archive").write(self.lineage, lease.step, batches)
         record = {
             **step_metrics(
-                step.packed, step.batch, step.worth, seen, first=step.first, update=self.recipe.weights.update
+                step.packed,
+                step.batch,
+                step.worth,
+                seen,
+                first=step.first,
+                update=self.recipe.weights.update,
+                violations=violations(declared(self.recipe.task.rewards)),
             ),
             "ranks/idle_passes": seen.idle_passes,
             "ranks/imbalance": step.imbalance,
@@ -560,7 +571,8 @@ class _Learner:
         self.accounted = stats
 
     def _write_notices(self, record: dict[str, Any], updates: Updates) -> None:
-        for event in self.notices.of(record, updates, self.trainer.optimizer):
+        record = {**record, "step": self.version}
+        for event in self.notices.of(record, updates, self.trainer.optimizer, self.evaluations.results):
             self.metrics.write({"time": time.time(), "lineage": self.lineage, "version": self.version, **event})
             if event["event"] == "warning":
                 log.warning("step %d: %s", self.version, event["text"])

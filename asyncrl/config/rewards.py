@@ -81,6 +81,11 @@ def declared(parts: Iterable[Part]) -> dict[str, Declared]:
     return {name: number for part in parts for name, number in numbers(part).items()}
 
 
+def violations(parts: Mapping[str, Declared]) -> frozenset[str]:
+    """The names of those that must not happen."""
+    return frozenset(name for name, number in parts.items() if number.role == "violation")
+
+
 def numbers(part: Part) -> Mapping[str, Declared]:
     """The numbers that one part makes. Most make one, of their own name; a function's are known when it returns."""
     return {part_name(part): Declared(part.weight, part.role)}

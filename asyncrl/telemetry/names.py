@@ -62,6 +62,8 @@ STEP = (
             "reward/mean": "over the scored members of the batch",
             "reward/std": "the same, standard deviation",
             "reward_part/<name>": "mean of a named part",
+            "outcome/mean": "mean of what success is measured by: the reward without shaping, scale and clip",
+            "violations": "share of scored members with a violation; where the recipe has parts of that role",
             "unscored": "members without a score; they train nothing",
             "failures": 'why, by class: `{"verifier_timeout": 2}`',
             "wrong": 'scored members by the class of what is wrong with them: `{"wrong_tool": 40}`',
@@ -73,6 +75,7 @@ STEP = (
     Topic(
         "length",
         {
+            "length/repetition": "share of the 4-grams of tokens that an answer had before, mean over answers",
             "length/mean": "sampled tokens of a member, over all of its turns and segments",
             "length/max": "the same, of the longest",
             "truncated": "share of members that ended at `max_tokens`",
@@ -252,7 +255,8 @@ EVENTS = {
     "warning": {
         "lineage": "of the weights",
         "version": "after the step",
-        "about": "the metric: `ess/sequence`, `mismatch/age0`; or `checkpoint`: one could not be written",
+        "about": "the metric: `ess/sequence`, `mismatch/age0`; `checkpoint`: one could not be written; or `watch/...`: a sign that "
+        "the reward is hacked",
         "text": "numbers, and what to look at",
     },
     "restart": {

@@ -23,6 +23,7 @@ from asyncrl.learners.pace import (
     after_step,
     wanted_scale,
 )
+from asyncrl.learners.watch import Watch
 
 shares = st.lists(st.floats(1e-6, 1.0), min_size=1, max_size=60)
 
@@ -133,7 +134,7 @@ def test_a_resumed_optimizer_has_the_same_average_and_factor_to_the_bit() -> Non
     assert [a_step(forgetful, ess).learning_rate for ess in after] != rates[0]
 
 
-BUDGET = {"tokens_per_microbatch": Learner().max_tokens_per_microbatch}
+BUDGET = {"step": 1, "tokens_per_microbatch": Learner().max_tokens_per_microbatch}
 
 
 def test_a_collapse_ends_the_run_if_a_limit_is_set_and_is_warned_of_once_if_not() -> None:
@@ -147,7 +148,7 @@ def test_a_collapse_ends_the_run_if_a_limit_is_set_and_is_warned_of_once_if_not(
 
     told = []
     free = an_optimizer(max_low_ess_steps=2)
-    notices = Notices(free._config)
+    notices = Notices(free._config, Watch({}))
     healthy = {"mismatch/age0": 0.0, "mismatch/age0_error": 1.0, "mismatch/age0_kl": 0.0, **BUDGET}
     for ess in (0.2, 0.05, 0.05, 0.05, 0.4, 0.05, 0.05):
         updates = a_step(free, ess)
@@ -158,7 +159,7 @@ def test_a_collapse_ends_the_run_if_a_limit_is_set_and_is_warned_of_once_if_not(
 
 def test_a_mismatch_out_of_its_range_is_warned_of_once_with_its_numbers() -> None:
     optimizer = an_optimizer()
-    notices, updates = Notices(optimizer._config), a_step(optimizer, None)
+    notices, updates = Notices(optimizer._config, Watch({})), a_step(optimizer, None)
     unknown = {**dict.fromkeys(("mismatch/age0", "mismatch/age0_error", "mismatch/age0_kl")), **BUDGET}
     assert notices.of(unknown, updates, optimizer) == []
     bad = {"mismatch/age0": 0.7, "mismatch/age0_error": 1.08, "mismatch/age0_kl": 4e-4, **BUDGET}
