@@ -175,15 +175,11 @@ async def evaluate(
     JSON document: of each its `target`, `model`, `report` and `answers`, and the `difference`. Raises what a person can
     have caused before the work starts as the error of its part, RunFailed after.
     """
-    if isinstance(target.recipe.collector.engine, SimulatedEngine):
-        raise TargetError("collector.engine.type is simulated: it has no model, so there is nothing to evaluate")
-    use_devices("collector.devices", target.recipe.collector.devices)
+    use_engines(target.recipe)
     from asyncrl.collectors.evaluation.report import comparison
-    from asyncrl.collectors.rollout import sampling_of
 
     document = await _evaluate_one(target.recipe, target, plan, on_answer)
-    sampling = plan.adjust(sampling_of(target.recipe, ()))
-    document["sampling"] = {name: value for name, value in asdict(sampling).items() if name != "stop_token_ids"}
+    document["sampling"] = sampling_used(target.recipe, plan)
     if against is not None:
         other = await _evaluate_one(target.recipe, against, plan, on_answer)
         difference = comparison(
@@ -191,6 +187,22 @@ async def evaluate(
         )
         document = {**document, "against": other, "difference": difference}
     return document
+
+
+def use_engines(recipe: Recipe) -> None:
+    """Have this process see the GPUs of the recipe's engines; once, before anything computes. Raises TargetError if
+    they have no model."""
+    if isinstance(recipe.collector.engine, SimulatedEngine):
+        raise TargetError("collector.engine.type is simulated: it has no model, so there is nothing to evaluate")
+    use_devices("collector.devices", recipe.collector.devices)
+
+
+def sampling_used(recipe: Recipe, plan: Plan) -> dict[str, Any]:
+    """What answers are sampled with, by name; as a document has it."""
+    from asyncrl.collectors.rollout import sampling_of
+
+    sampling = plan.adjust(sampling_of(recipe, ()))
+    return {name: value for name, value in asdict(sampling).items() if name != "stop_token_ids"}
 
 
 async def _evaluate_one(
