@@ -12,7 +12,7 @@ from typing import Any
 import xxhash
 
 import asyncrl
-from asyncrl.learners.cache import cache_root
+from asyncrl.config.cache_folder import cache_root
 
 LIBRARIES = ("numpy", "torch", "transformers")
 

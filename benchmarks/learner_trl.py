@@ -37,8 +37,8 @@ from asyncrl.benchmarks.learner_batch import Answer, answer_lengths, as_collecte
 from asyncrl.benchmarks.memory import MEDIUM, random_llama
 from asyncrl.benchmarks.runs import RunError
 from asyncrl.benchmarks.vs_trl import trl_python
+from asyncrl.config.cache_folder import cache_root
 from asyncrl.config.loading import load_recipe
-from asyncrl.learners.cache import cache_root
 from asyncrl.learners.diagnostics import step_metrics
 from asyncrl.learners.trainer import Trainer
 

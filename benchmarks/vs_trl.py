@@ -40,9 +40,9 @@ from asyncrl.benchmarks.frame import Measured, Row, Say, Target
 from asyncrl.benchmarks.runs import RUN_LIMIT_S, WINDOW, RunError, train
 from asyncrl.buffers.archive import Archive
 from asyncrl.collectors.rollout import TaskPrompts
+from asyncrl.config.cache_folder import cache_root
 from asyncrl.config.loading import load_recipe
 from asyncrl.config.recipe import Recipe
-from asyncrl.learners.cache import cache_root
 from asyncrl.learners.model import load_tokenizer
 from asyncrl.learners.tiny import ensure_tiny
 from asyncrl.telemetry.metrics import read_metrics, surviving_steps

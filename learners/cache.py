@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,6 +11,8 @@ from pathlib import Path
 
 import xxhash
 from filelock import FileLock, Timeout
+
+from asyncrl.config.cache_folder import cache_root
 
 logger = logging.getLogger(__name__)
 
@@ -59,12 +60,6 @@ def ensure(name: str, build: Callable[[Path], object]) -> Path:
             f"the built-in model cannot be kept in {root} ({error}): set ASYNCRL_CACHE to a folder that can be written"
         ) from error
     return folder
-
-
-def cache_root() -> Path:
-    """`$ASYNCRL_CACHE`, else `~/.cache/asyncrl`."""
-    chosen = os.environ.get("ASYNCRL_CACHE")
-    return Path(chosen).expanduser() if chosen else Path.home() / ".cache" / "asyncrl"
 
 
 def tiny_name(seed: int, digits: tuple[int, int]) -> str:

@@ -11,7 +11,8 @@ import importlib.util
 import logging
 from pathlib import Path
 
-from asyncrl.learners.cache import BuiltinModelError, cache_root, damage, ensure
+from asyncrl.config.cache_folder import cache_root
+from asyncrl.learners.cache import BuiltinModelError, damage, ensure
 
 logger = logging.getLogger(__name__)
 

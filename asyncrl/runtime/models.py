@@ -7,9 +7,10 @@ import json
 import os
 from pathlib import Path
 
+from asyncrl.config.cache_folder import cache_root
 from asyncrl.config.recipe import BUILTIN_MODELS, Model, Recipe, ReverseTask, SimulatedEngine
 from asyncrl.config.sft import SftRecipe
-from asyncrl.learners.cache import cache_root, tiny_name
+from asyncrl.learners.cache import tiny_name
 from asyncrl.learners.smollm2 import NAME as SMOLLM2
 from asyncrl.learners.smollm2 import check_available, ensure_smollm2
 
