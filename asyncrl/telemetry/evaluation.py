@@ -11,6 +11,7 @@ from rich.text import Text
 
 from asyncrl.telemetry import text
 from asyncrl.telemetry.summary import shorten
+from asyncrl.telemetry.table import write_facts
 
 SHOWN_ANSWERS = 3
 
@@ -18,9 +19,8 @@ SHOWN_ANSWERS = 3
 def render(document: Mapping[str, Any], *, terminal: bool, file: TextIO) -> None:
     """Print what `runtime.evaluation.evaluate` returned. `terminal`: with colour and tables."""
     facts, (head, *rows), answers = fact_rows(document), metric_rows(document), answer_rows(document)
+    write_facts(facts, terminal=terminal, file=file)
     if not terminal:
-        for name, value in facts:
-            file.write(f"{name:<10}  {value}\n")
         for row in (head, *rows):
             file.write("  ".join(f"{cell:<{width}}" for cell, width in zip(row, _WIDTHS, strict=False)).rstrip() + "\n")
         for prompt, answer in answers:
@@ -28,12 +28,6 @@ def render(document: Mapping[str, Any], *, terminal: bool, file: TextIO) -> None
         file.flush()
         return
     console = Console(file=file, force_terminal=True, highlight=False)
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(style="bold", no_wrap=True)
-    grid.add_column(overflow="fold")
-    for name, value in facts:
-        grid.add_row(name, Text(value))
-    console.print(grid)
     table = Table(*head, box=None, pad_edge=False, collapse_padding=True, header_style="bold")
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))
@@ -51,20 +45,13 @@ _WIDTHS = (10, 22, 22, 24, 12)
 def fact_rows(document: Mapping[str, Any]) -> list[tuple[str, str]]:
     """What was evaluated, how, and what could not be scored."""
     report, sampling = document["report"], document["sampling"]
-    temperature = sampling["temperature"]
-    how = "greedy" if temperature == 0 else f"{report['samples']} samples each at temperature {temperature:g}"
-    cuts = {
-        name: sampling[name] for name, off in (("top_k", -1), ("top_p", 1.0), ("min_p", 0.0)) if sampling[name] != off
-    }
-    if temperature > 0 and cuts:
-        how += " with " + ", ".join(f"{name} {value:g}" for name, value in cuts.items())
     facts = [("evaluated", document["target"])]
     if "against" in document:
         facts.append(("against", document["against"]["target"]))
     facts.append(
         (
             "on",
-            f"{report['prompts']} held-out prompts, {how}, at most {sampling['max_tokens']} tokens, "
+            f"{report['prompts']} held-out prompts, {how_sampled(sampling, report['samples'])}, "
             f"seed {report['seed']}; an answer passes if its reward is above {report['pass_above']:g}",
         )
     )
@@ -72,6 +59,21 @@ def fact_rows(document: Mapping[str, Any]) -> list[tuple[str, str]]:
     if "against" in document:
         facts.append(("of against", _answers(document["against"]["report"])))
     return facts
+
+
+def how_sampled(sampling: Mapping[str, Any], samples: int) -> str:
+    """
+    >>> how_sampled({"temperature": 1.0, "top_k": 20, "top_p": 1.0, "min_p": 0.0, "max_tokens": 8}, 4)
+    '4 samples each at temperature 1 with top_k 20, at most 8 tokens'
+    """
+    temperature = sampling["temperature"]
+    how = "greedy" if temperature == 0 else f"{samples} samples each at temperature {temperature:g}"
+    cuts = {
+        name: sampling[name] for name, off in (("top_k", -1), ("top_p", 1.0), ("min_p", 0.0)) if sampling[name] != off
+    }
+    if temperature > 0 and cuts:
+        how += " with " + ", ".join(f"{name} {value:g}" for name, value in cuts.items())
+    return f"{how}, at most {sampling['max_tokens']} tokens"
 
 
 def metric_rows(document: Mapping[str, Any]) -> list[tuple[str, ...]]:

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from asyncrl.telemetry import text
+from asyncrl.telemetry.table import write_facts
 
 ANSWER_WIDTH = 48
 """Characters shown of a prompt or an answer; the whole text is in the run folder's eval/."""
@@ -19,25 +20,16 @@ def render(summary: Mapping[str, Any], *, terminal: bool, file: TextIO) -> None:
     """Print `summary` (the run folder's summary.json). `terminal`: with colour and a table."""
     facts = summary_rows(summary)
     prompts = prompt_rows(summary.get("prompts") or [])
+    write_facts(facts, terminal=terminal, file=file)
     if not terminal:
-        for name, value in facts:
-            file.write(f"{name:<10}  {value}\n")
         for prompt in prompts:
             file.write("prompt {}: {} -> {} (expected {})\n".format(*prompt))
         file.flush()
-        return
-    console = Console(file=file, force_terminal=True, highlight=False)
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(style="bold", no_wrap=True)
-    grid.add_column(overflow="fold")
-    for name, value in facts:
-        grid.add_row(name, Text(value))
-    console.print(grid)
-    if prompts:
+    elif prompts:
         table = Table("prompt", "before", "after", "expected", box=None, pad_edge=False, header_style="bold")
         for prompt in prompts:
             table.add_row(*(Text(cell) for cell in prompt))
-        console.print(table)
+        Console(file=file, force_terminal=True, highlight=False).print(table)
 
 
 def summary_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TextIO
 
 
 def aligned(rows: Sequence[Sequence[str]], *, gap: int = 2) -> list[str]:
@@ -15,6 +16,25 @@ def aligned(rows: Sequence[Sequence[str]], *, gap: int = 2) -> list[str]:
     return [
         (" " * gap).join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=False)).rstrip() for row in rows
     ]
+
+
+def write_facts(facts: Sequence[tuple[str, str]], *, terminal: bool, file: TextIO) -> None:
+    """Print named lines, one below the other. `terminal`: long ones are folded beside their names, which stand out."""
+    if not terminal:
+        for name, value in facts:
+            file.write(f"{name:<10}  {value}\n")
+        file.flush()
+        return
+    from rich.console import Console  # only where something is shown
+    from rich.table import Table
+    from rich.text import Text
+
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="bold", no_wrap=True)
+    grid.add_column(overflow="fold")
+    for name, value in facts:
+        grid.add_row(name, Text(value))
+    Console(file=file, force_terminal=True, highlight=False).print(grid)
 
 
 def visible(text: str, *, lines: bool = False) -> str:
