@@ -95,7 +95,7 @@ def reward_metrics(packed: Packed, violations: frozenset[str] = frozenset()) -> 
         "reward/mean": mean(scored),
         "reward/std": float(scored.std()) if len(scored) else None,
         "outcome/mean": mean(outcomes[~np.isnan(rewards)]),
-        **({"violations": violated / max(1, len(scored))} if violations else {}),
+        "violations": violated / max(1, len(scored)),
         **{f"reward_part/{name}": float(np.mean(values)) for name, values in sorted(parts.items())},
         "unscored": len(rewards) - len(scored),
         "failures": dict(sorted(failures.items())),

@@ -130,7 +130,7 @@ _TOO_COMMON = {"n", "name", "path", "interval", "max_tokens", "group_size"}
 
 PLANNED = frozenset(
     {
-        *(f"telemetry.{name}" for name in ("prometheus", "print_completions")),
+        "telemetry.prometheus",
         "buffer.order",
         "collector.sampling.seed",
         *(f"learner.{name}" for name in ("optimizer", "lr_scheduler_type")),

@@ -290,11 +290,20 @@ class Wandb(Section, frozen=True, kw_only=True):
     mode: Literal["online", "offline"] = "online"
 
 
+class PrintCompletions(Section, frozen=True, kw_only=True):
+    """A few answers of a step on the console and in metrics.jsonl, from the least reward to the greatest. All of them
+    are in the archive, for `asyncrl view`."""
+
+    every_steps: Positive = 10
+    n: Positive = 2  # answers
+
+
 class Telemetry(Section, frozen=True, kw_only=True):
-    """Where the metrics go besides metrics.jsonl."""
+    """Where the metrics go besides metrics.jsonl, and what is shown beside them."""
 
     wandb: Wandb | None = None  # null: off
     tensorboard: bool = False  # event files in the run folder's tensorboard/; needs the extra `tensorboard`
+    print_completions: PrintCompletions | None = None  # null: none
 
 
 class Recipe(Section, frozen=True, kw_only=True):

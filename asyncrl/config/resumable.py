@@ -27,6 +27,7 @@ MAY_CHANGE: dict[str, str] = {
     "learner.max_restarts": "from this start on",
     "learner.checkpoint": "all its keys; what is kept is decided by the new ones at the next checkpoint",
     "eval.every_steps": "from this start on",
+    "telemetry.print_completions": "from this start on",
     "telemetry.tensorboard": "from this start on",
     "telemetry.wandb": "from this start on",
 }

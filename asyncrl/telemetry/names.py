@@ -63,7 +63,7 @@ STEP = (
             "reward/std": "the same, standard deviation",
             "reward_part/<name>": "mean of a named part",
             "outcome/mean": "mean of what success is measured by: the reward without shaping, scale and clip",
-            "violations": "share of scored members with a violation; where the recipe has parts of that role",
+            "violations": "share of scored members with a part of that role below 0",
             "unscored": "members without a score; they train nothing",
             "failures": 'why, by class: `{"verifier_timeout": 2}`',
             "wrong": 'scored members by the class of what is wrong with them: `{"wrong_tool": 40}`',
@@ -255,9 +255,15 @@ EVENTS = {
     "warning": {
         "lineage": "of the weights",
         "version": "after the step",
-        "about": "the metric: `ess/sequence`, `mismatch/age0`; `checkpoint`: one could not be written; or `watch/...`: a sign that "
-        "the reward is hacked",
+        "about": "the metric: `ess/sequence`, `mismatch/age0`; `checkpoint`: one could not be written; or `watch/...`: "
+        "a sign that the reward is hacked",
         "text": "numbers, and what to look at",
+    },
+    "samples": {
+        "lineage": "of the weights",
+        "version": "after the step",
+        "samples": "answers of its batch (`telemetry.print_completions`), each with `row_id`, `prompt`, `answer`, "
+        "`reward`, `parts`, `wrong` and `tokens`",
     },
     "restart": {
         "reason": "how the learner died",

@@ -7,6 +7,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from asyncrl.telemetry.table import visible
+
 BLOCKS = "▁▂▃▄▅▆▇█"
 ASCII_BLOCKS = "_.-=+*%#"
 
@@ -309,6 +311,9 @@ def event_line(event: Mapping[str, Any]) -> str:
         )
     if name == "warning":
         return f"warning at step {event.get('version', '-')}: {event.get('text', '')}"
+    if name == "samples":
+        shown = [f"answers of step {event.get('version', '-')}:", *map(sample_lines, event.get("samples", ()))]
+        return "\n".join(shown)
     if name == "microbatch":
         return (
             f"out of memory: from step {event.get('version', '-')} on a micro-batch has up to "
@@ -327,6 +332,22 @@ def event_line(event: Mapping[str, Any]) -> str:
         )
     told = [f"{key} {value}" for key, value in event.items() if key not in ("event", "time") and _is_plain(value)]
     return f"{name}: {', '.join(told)}" if told else name
+
+
+def sample_lines(sample: Mapping[str, Any]) -> str:
+    """A prompt and an answer of a step, with nothing that a terminal would obey.
+
+    >>> print(sample_lines({"row_id": "f:1", "prompt": "2+2?", "answer": "5", "reward": 0.0, "wrong": "wrong_answer"}))
+      f:1  reward 0.000  wrong_answer
+        asked     2+2?
+        answered  5
+    """
+    head = ["  " + str(sample.get("row_id", "-")), f"reward {number(sample.get('reward'))}", sample.get("wrong", "")]
+    lines = ["  ".join(visible(part) for part in head if part)]
+    for name in ("prompt", "answer"):
+        first, *rest = visible(str(sample.get(name, "")), lines=True).split("\n")
+        lines += [f"    {'asked' if name == 'prompt' else 'answered':<8}  {first}", *(" " * 14 + line for line in rest)]
+    return "\n".join(lines)
 
 
 def _is_plain(value: object) -> bool:

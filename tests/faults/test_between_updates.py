@@ -25,13 +25,13 @@ EARLIER = 1  # so is this one's, where the learner is stopped, and continued
 INTERRUPTED = f"""
 import os, signal, sys
 from asyncrl.cli.main import main
-from asyncrl.learners import service
+from asyncrl.learners import stepping
 from asyncrl.learners.model import load_tokenizer
 from asyncrl.learners.optimize import Optimizer
 from asyncrl.learners.writing import save
 
 how, keeps_half = sys.argv.pop(1), sys.argv.pop(1) == "half"
-compute, update = service._Learner._compute, Optimizer.update
+compute, update = stepping.Learner._compute, Optimizer.update
 learners = []
 
 def remember(self, *arguments):
@@ -57,7 +57,7 @@ def update_and_stand(self, *arguments, **named):
         os.kill(os.getpid(), getattr(signal, how))
     return done
 
-service._Learner._compute, Optimizer.update = remember, update_and_stand
+stepping.Learner._compute, Optimizer.update = remember, update_and_stand
 main()
 """
 """`asyncrl`, whose learner gets a signal between the updates of one step. `half`: as if what an update has changed were

@@ -23,7 +23,8 @@ from asyncrl.config.convert import convert
 from asyncrl.config.recipe import Recipe
 from asyncrl.learners.batch import BoundBroken
 from asyncrl.learners.limits import limits_of
-from asyncrl.learners.service import LearnerError, learn
+from asyncrl.learners.service import learn
+from asyncrl.learners.stepping import LearnerError
 from asyncrl.rewards.scoring import Score
 from asyncrl.staleness import Weights
 from asyncrl.telemetry.metrics import read_metrics, surviving_steps

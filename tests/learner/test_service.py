@@ -21,7 +21,8 @@ from asyncrl.config.recipe import Buffer, Checkpoint, Collector, Eval, Learner, 
 from asyncrl.learners.checkpoint import CheckpointError, find_resumable
 from asyncrl.learners.limits import limits_of
 from asyncrl.learners.optimize import TooManySkipped
-from asyncrl.learners.service import LearnerError, learn
+from asyncrl.learners.service import learn
+from asyncrl.learners.stepping import LearnerError
 from asyncrl.staleness import Weights
 from asyncrl.telemetry import names
 from asyncrl.telemetry.metrics import read_metrics, surviving_steps
@@ -233,7 +234,7 @@ async def test_a_verifier_that_scores_nothing_ends_the_run_with_the_reason(
 async def test_no_collector_at_all_ends_the_run_with_the_name_of_what_is_missing(
     tmp_path: Path, model_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("asyncrl.learners.service.ROUND_S", 0.1)
+    monkeypatch.setattr("asyncrl.learners.stepping.ROUND_S", 0.1)
     recipe = recipe_of(5, no_progress_s=0.3)
     buffer = buffer_of(recipe)
     async with asyncio.timeout(LIMIT_S):

@@ -34,7 +34,7 @@ def answered_rightly(folder: Path, *, prompts: int, **how: object) -> float:
         stopped = tokenizer.eos_token_id in answer
         text = tokenizer.decode(answer[: answer.index(tokenizer.eos_token_id)] if stopped else answer)
         score = task.score(row, Answer(text, tuple(answer), "stop" if stopped else "length"))
-        right += score["exact"] if isinstance(score, dict) else 0.0
+        right += score.parts["exact"]
     return right / prompts
 
 
