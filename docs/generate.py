@@ -50,6 +50,7 @@ EXAMPLES = {
     "VllmServerEngine.url": "http://127.0.0.1:8000",
     "TokenAge.max_age": 2,
     "Function.function": "my_rewards:brevity",
+    "ToolPolicy.name": "pay",
     "Format.pattern": r"<think>.*</think>.*",
     "Length.target_tokens": 512,
     "Overlong.buffer_tokens": 1024,

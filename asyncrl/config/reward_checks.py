@@ -6,7 +6,7 @@ import re
 
 from asyncrl.config.errors import RecipeError, quoted
 from asyncrl.config.recipe import Collector, Recipe, ReverseTask, SingleTurnTask, UppercaseTask
-from asyncrl.config.rewards import Format, Function, Length, Overlong, Part, numbers
+from asyncrl.config.rewards import Format, Function, Length, Overlong, Part, ToolCall, numbers
 
 FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
@@ -63,6 +63,8 @@ def _check_part(key: str, part: Part, collector: Collector) -> None:
             raise RecipeError(
                 f"{key}.pattern is {quoted(part.pattern)}; it is no regular expression of Python: {error}"
             ) from None
+    if isinstance(part, ToolCall):
+        _check_tool_call(key, part, collector)
     if isinstance(part, Overlong) and part.buffer_tokens >= max_tokens:
         raise RecipeError(
             f"{key}.buffer_tokens is {part.buffer_tokens} with collector.sampling.max_tokens {max_tokens}: every "
@@ -72,4 +74,24 @@ def _check_part(key: str, part: Part, collector: Collector) -> None:
         raise RecipeError(
             f"{key}.target_tokens is {part.target_tokens}, but no answer is longer than collector.sampling.max_tokens "
             f"{max_tokens}. Use {max_tokens} or less"
+        )
+
+
+def _check_tool_call(key: str, part: ToolCall, collector: Collector) -> None:
+    names = [tool.name for tool in part.tools]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise RecipeError(f"{key}.tools has {quoted(twice)} twice. Keep one of them")
+    for n, tool in enumerate(part.tools):
+        for kind, function in (("function", tool.function), ("safe", tool.safe)):
+            if function is not None and not FUNCTION.fullmatch(function):
+                raise RecipeError(
+                    f"{key}.tools[{n}].{kind} is {quoted(function)}; write module:function, as in my_tools:{tool.name}"
+                )
+    limit, of = collector.score_timeout_s, "collector.score_timeout_s"
+    if part.timeout_s is not None:
+        limit, of = part.timeout_s, f"{key}.timeout_s"
+    if part.call_timeout_s >= limit:
+        raise RecipeError(
+            f"{key}.call_timeout_s is {part.call_timeout_s:g}, but the process is killed after {of} {limit:g}, which "
+            "leaves the answer unscored. Use less"
         )

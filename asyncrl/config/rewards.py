@@ -62,7 +62,37 @@ class Overlong(Part, frozen=True, kw_only=True):
     buffer_tokens: Positive  # less than collector.sampling.max_tokens
 
 
-RewardPart = Exact | Function | Format | Length | Overlong
+class ToolPolicy(Section, frozen=True, kw_only=True):
+    """What a call of one tool does, and which arguments are let through to it. Of a tool that is not listed nothing is
+    run, and whatever its schema allows is let through."""
+
+    name: str  # of the tool
+    function: str | None = None  # module:function, called with the arguments; null: a valid call counts as executed
+    safe: str | None = None  # module:function, given the arguments as one dict: false forbids the call; null: all may
+
+
+class ToolCallWeights(Section, frozen=True, kw_only=True):
+    """Of the numbers that the part makes; each is multiplied by the part's own weight."""
+
+    tool: float = 0.4  # 1: the right tool is called
+    arguments: float = 0.4  # 1: with the right arguments
+    execution: float = 0.2  # 1: that call is safe, and was executed
+    malformed: float = 1.0  # -1: the answer is no call
+
+
+class ToolCall(Part, frozen=True, kw_only=True):
+    """The answer is the one tool call that the row expects, in strict JSON; the row's column `tools` has the schemas
+    (`docs/rewards.md`). Makes four numbers. Needs asyncrl[tool-call]."""
+
+    type: Literal["tool-call"] = "tool-call"
+    tool_format: Literal["hermes", "json"] = "hermes"  # how the model writes a call (`docs/environments.md`)
+    fences: Literal["refuse", "strip"] = "refuse"  # of Markdown around the call
+    tools: list[ToolPolicy] = field(default_factory=list)
+    call_timeout_s: Seconds = 1.0  # of the function; less than what limits the score
+    weights: ToolCallWeights = field(default_factory=ToolCallWeights)
+
+
+RewardPart = Exact | Function | Format | Length | Overlong | ToolCall
 
 
 class Declared(NamedTuple):
@@ -87,7 +117,19 @@ def violations(parts: Mapping[str, Declared]) -> frozenset[str]:
 
 
 def numbers(part: Part) -> Mapping[str, Declared]:
-    """The numbers that one part makes. Most make one, of their own name; a function's are known when it returns."""
+    """The numbers that one part makes. Most make one, of their own name; a function's are known when it returns.
+
+    >>> list(numbers(ToolCall())), list(numbers(ToolCall(name="call")))[0]
+    (['tool', 'arguments', 'execution', 'malformed'], 'call.tool')
+    """
+    if isinstance(part, ToolCall):
+        prefix = "" if part.name is None else f"{part.name}."
+        return {
+            prefix + number: Declared(
+                part.weight * getattr(part.weights, number), "violation" if number == "malformed" else part.role
+            )
+            for number in ToolCallWeights.__struct_fields__
+        }
     return {part_name(part): Declared(part.weight, part.role)}
 
 

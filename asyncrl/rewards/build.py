@@ -3,7 +3,7 @@ recipe has it."""
 
 from __future__ import annotations
 
-from asyncrl.config.rewards import Exact, Format, Function, Length, Overlong, Part
+from asyncrl.config.rewards import Exact, Format, Function, Length, Overlong, Part, ToolCall
 from asyncrl.rewards.base import Remote, Verifier
 
 REMOTE: tuple[type[Part], ...] = ()
@@ -24,6 +24,10 @@ def verifier(part: Part, *, max_tokens: int) -> Verifier:
         from asyncrl.rewards.shaping import Shape
 
         return Shape(part, max_tokens=max_tokens)
+    if isinstance(part, ToolCall):
+        from asyncrl.rewards.tool_call import ToolCallVerifier
+
+        return ToolCallVerifier(part)
     raise TypeError(f"no verifier computes {part!r}")
 
 

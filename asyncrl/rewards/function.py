@@ -17,8 +17,7 @@ class FunctionPart:
     `Finding` with one part, which names what is wrong. A Verifier. Raises what importing the module raises."""
 
     def __init__(self, part: Function) -> None:
-        module, _, function = part.function.partition(":")
-        self._score: Callable[[Any, Any], object] = getattr(importlib.import_module(module), function)
+        self._score = imported(part.function)
         self._name = part_name(part)
         self._function = part.function
 
@@ -35,6 +34,13 @@ class FunctionPart:
             )
         (value,) = said.parts.values()
         return Finding({self._name: value}, said.wrong, said.detail, said.read)
+
+
+def imported(name: str) -> Callable[..., Any]:
+    """The function "module:function". Raises what importing the module raises."""
+    module, _, function = name.partition(":")
+    found: Callable[..., Any] = getattr(importlib.import_module(module), function)
+    return found
 
 
 def _number(returned: object, function: str) -> float | None:

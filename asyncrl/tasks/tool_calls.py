@@ -11,24 +11,17 @@
 
 from __future__ import annotations
 
-import json
-import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
+
+from asyncrl.rewards.strict_json import strict_json
+from asyncrl.rewards.tool_call_text import ToolCall, call_of
 
 ToolFormat = Literal["hermes", "json"]
 
 _HERMES = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
-
-
-@dataclass(frozen=True, slots=True)
-class ToolCall:
-    """A call that the model asked for. Arguments are JSON values."""
-
-    name: str
-    arguments: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,32 +54,8 @@ def _read(blocks: Sequence[str], content: str) -> ToolCalls:
     calls: list[ToolCall] = []
     for block in blocks:
         try:
-            found = json.loads(block, object_pairs_hook=_without_duplicates, parse_constant=_no_constant)
-            calls += [_call(one) for one in (found if isinstance(found, list) else [found])]
+            found = strict_json(block)
+            calls += [call_of(one) for one in (found if isinstance(found, list) else [found])]
         except (ValueError, RecursionError) as error:
             return ToolCalls(content, tuple(calls), str(error) or type(error).__name__, block)
     return ToolCalls(content, tuple(calls))
-
-
-def _call(found: object) -> ToolCall:
-    if not isinstance(found, dict):
-        raise ValueError(f"a call is an object with name and arguments, got {found!r:.80}")
-    name, arguments = found.get("name"), found.get("arguments", found.get("parameters", {}))
-    if not isinstance(name, str) or not name:
-        raise ValueError(f"a call needs a name that is a string, got {name!r:.80}")
-    if not isinstance(arguments, dict):
-        raise ValueError(f"arguments of {name} must be an object, got {arguments!r:.80}")
-    return ToolCall(name, arguments)
-
-
-def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    keys = [key for key, _ in pairs]
-    if twice := [key for key in keys if keys.count(key) > 1]:
-        raise ValueError(f"key {twice[0]!r} occurs twice")
-    if infinite := [value for _, value in pairs if isinstance(value, float) and not math.isfinite(value)]:
-        raise ValueError(f"{infinite[0]} is no JSON number")
-    return dict(pairs)
-
-
-def _no_constant(name: str) -> None:
-    raise ValueError(f"{name} is no JSON value")
