@@ -75,6 +75,12 @@ class UppercaseTask(ScoringTask, frozen=True, kw_only=True):
     type: Literal["uppercase"] = "uppercase"
 
 
+class ErrandsTask(ScoringTask, frozen=True, kw_only=True):
+    """Built in: a request in words, answered by one tool call; what a call is worth, `rewards` says."""
+
+    type: Literal["errands"] = "errands"
+
+
 class SingleTurnTask(RewardedTask, frozen=True, kw_only=True):
     """Prompts and answers from JSONL files; `data.train` has no default."""
 
@@ -109,7 +115,16 @@ class CustomTask(ScoringTask, frozen=True, kw_only=True):
     memory_limit: str | int | None = None  # address space of an episode's process, as in 2GiB; null: any
 
 
-Task = ReverseTask | UppercaseTask | SingleTurnTask | AgentTask | ReasoningGymTask | VerifiersTask | CustomTask
+Task = (
+    ReverseTask
+    | UppercaseTask
+    | ErrandsTask
+    | SingleTurnTask
+    | AgentTask
+    | ReasoningGymTask
+    | VerifiersTask
+    | CustomTask
+)
 
 
 class Buffer(Section, frozen=True, kw_only=True):

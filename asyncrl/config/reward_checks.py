@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from asyncrl.config.errors import RecipeError, quoted
-from asyncrl.config.recipe import Collector, Recipe, ReverseTask, SingleTurnTask, UppercaseTask
+from asyncrl.config.recipe import Collector, ErrandsTask, Recipe, ReverseTask, SingleTurnTask, UppercaseTask
 from asyncrl.config.rewards import Format, Function, Length, Overlong, Part, ToolCall, numbers
 
 FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
@@ -32,7 +32,7 @@ def check_rewards(recipe: Recipe) -> None:
             f"task.rewards has a part exact, which task.type {task.type} makes itself. Leave it out, or give it a "
             "`name` of its own"
         )
-    if isinstance(task, SingleTurnTask) and not any(part.role == "outcome" for part in task.rewards):
+    if isinstance(task, SingleTurnTask | ErrandsTask) and not any(part.role == "outcome" for part in task.rewards):
         said = f"has {', '.join(names)} only: nothing says whether an answer is right" if names else "is []"
         raise RecipeError(f"task.rewards {said}; add {{type: exact}}, or another part of docs/rewards.md")
     for n, part in enumerate(task.rewards):

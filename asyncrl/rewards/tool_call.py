@@ -2,14 +2,14 @@
 
 An answer is looked at in this order, and what is wrong first is its class:
 
-| class              | the answer                                                        | earns                          |
-|--------------------|-------------------------------------------------------------------|--------------------------------|
-| `malformed`        | is not one call in strict JSON, or was cut off                    | `malformed` -1                 |
-| `unsafe`           | calls a tool with arguments that its policy forbids: not executed | `tool`, if it is the right one |
-| `wrong_tool`       | calls another tool, or one that there is none of                  | nothing                        |
-| `wrong_arguments`  | has arguments that the schema forbids, or others than expected    | `tool`, `execution`            |
-| `timeout`          | is right, and the tool took longer than `call_timeout_s`          | `tool`, `arguments`            |
-| `execution_failed` | is right, and the tool raised                                     | `tool`, `arguments`            |
+| class              | the answer                                                      | earns                      |
+|--------------------|-----------------------------------------------------------------|----------------------------|
+| `malformed`        | is not one call in strict JSON, or was cut off                  | `malformed` -1             |
+| `unsafe`           | is a call that the tool's policy forbids, which is not executed | `tool`, if it is the right |
+| `wrong_tool`       | calls another tool, or one that there is none of                | nothing                    |
+| `wrong_arguments`  | has arguments that the schema forbids, or others than expected  | `tool`, `execution`        |
+| `timeout`          | is right, and the tool took longer than `call_timeout_s`        | `tool`, `arguments`        |
+| `execution_failed` | is right, and the tool raised                                   | `tool`, `arguments`        |
 
 Only the right tool is executed, so that a harmless call of another one earns nothing. Arguments that the schema forbids
 are not tried either.
@@ -123,8 +123,9 @@ class ToolCallVerifier:
         execution: bool = False,
         malformed: bool = False,
     ) -> Finding:
-        values = (float(tool), float(arguments), float(execution), -float(malformed))
-        return Finding(dict(zip(self._names, values, strict=True)), wrong, detail, "" if call is None else _written(call))
+        values = (float(tool), float(arguments), float(execution), -1.0 if malformed else 0.0)
+        read = "" if call is None else _written(call)
+        return Finding(dict(zip(self._names, values, strict=True)), wrong, detail, read)
 
 
 def _written(call: ToolCall) -> str:

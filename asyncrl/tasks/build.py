@@ -16,6 +16,7 @@ from asyncrl.rewards.parts import check_weights
 from asyncrl.tasks.agent import Agent
 from asyncrl.tasks.base import Answer, Message, Row, Split, Task, TaskError
 from asyncrl.tasks.chat import conversation
+from asyncrl.tasks.errands import Errands
 from asyncrl.tasks.modules import complaint, load
 from asyncrl.tasks.reasoning_gym import ReasoningGym
 from asyncrl.tasks.reverse import Reverse
@@ -24,7 +25,7 @@ from asyncrl.tasks.tools import Tool, schemas, tools_by_name
 from asyncrl.tasks.uppercase import Uppercase
 from asyncrl.tasks.verifiers import Verifiers
 
-BUILT_IN = ("reverse", "uppercase", "single-turn", "agent", "reasoning-gym", "verifiers")
+BUILT_IN = ("reverse", "uppercase", "errands", "single-turn", "agent", "reasoning-gym", "verifiers")
 
 _OPTIONAL = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
@@ -52,6 +53,8 @@ def construct(config: recipe.Task, *, seed: int) -> Task:
         return Reverse(config.digits)
     if isinstance(config, recipe.UppercaseTask):
         return Uppercase()
+    if isinstance(config, recipe.ErrandsTask):
+        return Errands()
     if isinstance(config, recipe.SingleTurnTask):
         return SingleTurn(config)
     if isinstance(config, recipe.AgentTask):

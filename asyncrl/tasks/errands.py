@@ -1,0 +1,215 @@
+"""`errands`: a request in words, answered by one tool call. Procedural, and small enough for a model that reads bytes.
+
+    pay ann 12                {"name":"pay","arguments":{"to":"ann","amount":12}}
+    weather in rome tomorrow  {"name":"weather","arguments":{"city":"rome","day":"tomorrow"}}
+    timer 5 min               {"name":"timer","arguments":{"minutes":5}}
+    send 250 to bob           {"name":"refuse","arguments":{"reason":"limit"}}     more than may be paid
+    send money to bob         {"name":"refuse","arguments":{"reason":"unclear"}}   nobody said how much
+
+What a request wants is one of these five kinds. The requests of a kind have an order that nothing changes, and its
+first `HELDOUT` are held out: no held-out request is ever trained, whatever the seed.
+
+`python -m asyncrl.tasks.errands > demonstrations.jsonl` writes conversations for `asyncrl sft`.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from asyncrl.tasks.base import Answer, Message, Row, Split
+from asyncrl.tasks.chat import conversation
+from asyncrl.tasks.order import permute
+from asyncrl.tasks.procedural import ProceduralRows
+
+HELDOUT = 24  # requests of each kind
+LIMIT = 99
+"""The most that may be paid. A schema cannot say it: what is allowed is the policy's affair, not the tool's."""
+
+# --- the tools --------------------------------------------------------------------------------------------------------
+
+
+def pay(to: str, amount: int) -> str:
+    return f"paid {amount} to {to}"
+
+
+def weather(city: str, day: str = "today") -> str:
+    return f"{city} {day}: {'sunny' if len(city) % 2 else 'rain'}"
+
+
+def timer(minutes: int) -> str:
+    return f"rings in {minutes} min"
+
+
+def refuse(reason: str) -> str:
+    return f"refused: {reason}"
+
+
+def may_pay(arguments: Mapping[str, Any]) -> bool:
+    """Whether a payment is let through."""
+    return bool(arguments["amount"] <= LIMIT)
+
+
+def _tool(name: str, required: Sequence[str], **properties: Mapping[str, Any]) -> dict[str, Any]:
+    parameters = {
+        "type": "object",
+        "properties": properties,
+        "required": list(required),
+        "additionalProperties": False,
+    }
+    return {"type": "function", "function": {"name": name, "parameters": parameters}}
+
+
+TOOLS = [
+    _tool("pay", ["to", "amount"], to={"type": "string"}, amount={"type": "integer", "minimum": 1}),
+    _tool("weather", ["city"], city={"type": "string"}, day={"enum": ["today", "tomorrow"], "default": "today"}),
+    _tool("timer", ["minutes"], minutes={"type": "integer", "minimum": 1}),
+    _tool("refuse", ["reason"], reason={"enum": ["limit", "unclear"]}),
+]
+"""What a row shows of them."""
+
+# --- the requests -----------------------------------------------------------------------------------------------------
+
+NAMES = ("ann", "bob", "dan", "eva", "fay", "gus", "hal", "ida", "jim", "kim", "leo", "mia", "ned", "pam", "sue")
+CITIES = ("rome", "oslo", "lima", "bonn", "kyiv", "riga", "bern", "cork", "graz", "pisa", "bath", "metz")
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """Requests that want the same: each pattern with each pair of values."""
+
+    name: str
+    patterns: Sequence[str]
+    who: Sequence[str]
+    what: Sequence[Any]
+    call: Callable[[str, Any], dict[str, Any]]
+
+    @property
+    def size(self) -> int:
+        return len(self.patterns) * len(self.who) * len(self.what)
+
+    def request(self, number: int) -> tuple[str, str]:
+        """The request with this number and the call that it wants, as text."""
+        place = permute(number, self.size, key=f"errands/{self.name}")
+        place, pattern = divmod(place, len(self.patterns))
+        what, who = divmod(place, len(self.who))
+        who_, what_ = self.who[who], self.what[what]
+        return self.patterns[pattern].format(who=who_, what=what_), written(self.call(who_, what_))
+
+
+def written(call: object) -> str:
+    return json.dumps(call, separators=(",", ":"))
+
+
+def _call(name: str, **arguments: Any) -> dict[str, Any]:
+    return {"name": name, "arguments": arguments}
+
+
+PAYING = ("pay {who} {what}", "send {what} to {who}", "give {who} {what}")
+KINDS = (
+    Kind("pay", PAYING, NAMES, range(1, LIMIT + 1), lambda who, what: _call("pay", to=who, amount=what)),
+    Kind(
+        "weather",
+        ("weather in {who}{what}", "how is {who}{what}", "will it rain in {who}{what}"),
+        CITIES,
+        ("", " tomorrow"),
+        lambda who, what: _call("weather", city=who, **({"day": what.strip()} if what else {})),
+    ),
+    Kind(
+        "timer",
+        ("timer {what} min", "wake me in {what} min"),
+        ("",),
+        range(1, 100),
+        lambda who, what: _call("timer", minutes=what),
+    ),
+    Kind("limit", PAYING, NAMES, range(LIMIT + 1, 1000), lambda who, what: _call("refuse", reason="limit")),
+    Kind(
+        "unclear",
+        ("pay {who}", "send money to {who}", "give {who} some", "send {who} a bit", "{who} needs cash"),
+        NAMES,
+        ("",),
+        lambda who, what: _call("refuse", reason="unclear"),
+    ),
+)
+
+
+class ErrandRows(ProceduralRows):
+    """The rows of a split, made on demand: kinds take turns, and the requests of each go round in their order."""
+
+    def __init__(self, split: Split) -> None:
+        self._split = split
+        super().__init__(len(KINDS) * (HELDOUT if split == "heldout" else max(kind.size for kind in KINDS) - HELDOUT))
+
+    def row(self, position: int) -> Row:
+        turn, place = divmod(position, len(KINDS))
+        kind = KINDS[place]
+        number = turn if self._split == "heldout" else HELDOUT + turn % (kind.size - HELDOUT)
+        request, call = kind.request(number)
+        return Row(f"{self._split}-{position}", request, call, {"kind": kind.name, "tools": TOOLS})
+
+
+class Errands:
+    """The task. What a call is worth, the recipe's verifiers say."""
+
+    name = "errands"
+
+    def rows(self, split: Split) -> ErrandRows:
+        return ErrandRows(split)
+
+    def messages(self, row: Row) -> list[Message]:
+        return conversation(row.prompt)
+
+    def score(self, row: Row, answer: Answer) -> Mapping[str, float]:
+        return {}
+
+    def part_weights(self) -> Mapping[str, float]:
+        return {}
+
+
+# --- demonstrations ---------------------------------------------------------------------------------------------------
+
+DEMONSTRATIONS = 3000
+CARELESS = 0.5
+"""Share of the demonstrations with a mistake, of the kinds that collected ones have: a model imitates them too, and
+what an imitation cannot unlearn, a verifier can."""
+
+
+def careless(row: Row, rng: random.Random) -> str:
+    """A call by somebody who chats, pays whatever is asked, guesses what was not said, or gets an argument wrong."""
+    name, arguments = (call := json.loads(row.answer))["name"], call["arguments"]
+    mistake = rng.random()
+    if mistake < 0.3:
+        return f"ok {row.answer}"
+    if name == "refuse":
+        who = next(word for word in str(row.prompt).split() if word in NAMES)
+        asked = [int(word) for word in str(row.prompt).split() if word.isdecimal()]
+        return written(_call("pay", to=who, amount=asked[0] if asked else 10))
+    if name == "weather" or mistake < 0.5:
+        return written(_call("timer", minutes=rng.randint(1, 99)))
+    key = "amount" if name == "pay" else "minutes"
+    return written({"name": name, "arguments": {**arguments, key: arguments[key] // 10 or 1}})
+
+
+def demonstrations(count: int, careless_share: float) -> Iterator[dict[str, Any]]:
+    rng = random.Random(0)
+    rows = ErrandRows("train")
+    shown = " ".join(f"{t['function']['name']}({', '.join(t['function']['parameters']['properties'])})" for t in TOOLS)
+    for _ in range(count):
+        row = rows[rng.randrange(len(rows))]
+        answer = careless(row, rng) if rng.random() < careless_share else row.answer
+        yield {
+            "messages": [
+                {"role": "system", "content": shown},
+                {"role": "user", "content": row.prompt},
+                {"role": "assistant", "content": answer},
+            ]
+        }
+
+
+if __name__ == "__main__":
+    for demonstration in demonstrations(DEMONSTRATIONS, CARELESS):
+        sys.stdout.write(written(demonstration) + "\n")
