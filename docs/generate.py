@@ -52,6 +52,7 @@ EXAMPLES = {
     "Function.function": "my_rewards:brevity",
     "ToolPolicy.name": "pay",
     "Format.pattern": r"<think>.*</think>.*",
+    "Regex.pattern": r"Answer: (.+)",
     "Length.target_tokens": 512,
     "Overlong.buffer_tokens": 1024,
 }

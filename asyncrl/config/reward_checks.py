@@ -6,7 +6,7 @@ import re
 
 from asyncrl.config.errors import RecipeError, quoted
 from asyncrl.config.recipe import Collector, ErrandsTask, Recipe, ReverseTask, SingleTurnTask, UppercaseTask
-from asyncrl.config.rewards import Format, Function, Length, Overlong, Part, ToolCall, numbers
+from asyncrl.config.rewards import Format, Function, Length, Overlong, Part, Regex, ToolCall, numbers
 
 FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
@@ -56,7 +56,7 @@ def _check_part(key: str, part: Part, collector: Collector) -> None:
         )
     if isinstance(part, Function) and not FUNCTION.fullmatch(part.function):
         raise RecipeError(f"{key}.function is {quoted(part.function)}; write module:function, as in my_rewards:brevity")
-    if isinstance(part, Format):
+    if isinstance(part, Format | Regex):
         try:
             re.compile(part.pattern)
         except (re.error, OverflowError, RecursionError) as error:

@@ -62,6 +62,35 @@ class Overlong(Part, frozen=True, kw_only=True):
     buffer_tokens: Positive  # less than collector.sampling.max_tokens
 
 
+class Math(Part, frozen=True, kw_only=True):
+    """1 if what the last \\boxed{} of the answer holds is the row's answer, mathematically, and the model ended its
+    answer itself, else 0 (`docs/rewards.md`). Needs asyncrl[math]."""
+
+    type: Literal["math"] = "math"
+    boxed: Literal["required", "preferred"] = "required"  # preferred: without a box, the last expression counts
+
+
+class Choice(Part, frozen=True, kw_only=True):
+    """1 if the answer names the letter of the row's answer and no other, else 0."""
+
+    type: Literal["choice"] = "choice"
+    options: str | None = None  # column with the list of the options' texts; null: the letters are A to D
+
+
+class Regex(Part, frozen=True, kw_only=True):
+    """1 if the pattern is found in the answer and the model ended it itself, else 0. With a group, if what the first
+    group of the last match holds is the row's answer."""
+
+    type: Literal["regex"] = "regex"
+    pattern: str  # a regular expression of Python, as in "Answer: (.+)"
+
+
+class F1(Part, frozen=True, kw_only=True):
+    """SQuAD's F1 over the words that answer and row's answer have in common, in [0, 1]; of several, the best."""
+
+    type: Literal["f1"] = "f1"
+
+
 class ToolPolicy(Section, frozen=True, kw_only=True):
     """What a call of one tool does, and which arguments are let through to it. Of a tool that is not listed nothing is
     run, and whatever its schema allows is let through."""
@@ -92,7 +121,7 @@ class ToolCall(Part, frozen=True, kw_only=True):
     weights: ToolCallWeights = field(default_factory=ToolCallWeights)
 
 
-RewardPart = Exact | Function | Format | Length | Overlong | ToolCall
+RewardPart = Exact | Function | Format | Length | Overlong | Math | Choice | Regex | F1 | ToolCall
 
 
 class Declared(NamedTuple):

@@ -3,7 +3,7 @@ recipe has it."""
 
 from __future__ import annotations
 
-from asyncrl.config.rewards import Exact, Format, Function, Length, Overlong, Part, ToolCall
+from asyncrl.config.rewards import F1, Choice, Exact, Format, Function, Length, Math, Overlong, Part, Regex, ToolCall
 from asyncrl.rewards.base import Remote, Verifier
 
 REMOTE: tuple[type[Part], ...] = ()
@@ -28,6 +28,18 @@ def verifier(part: Part, *, max_tokens: int) -> Verifier:
         from asyncrl.rewards.tool_call import ToolCallVerifier
 
         return ToolCallVerifier(part)
+    if isinstance(part, Math):
+        from asyncrl.rewards.math import MathAnswer
+
+        return MathAnswer(part)
+    if isinstance(part, Choice):
+        from asyncrl.rewards.choice import ChoiceAnswer
+
+        return ChoiceAnswer(part)
+    if isinstance(part, Regex | F1):
+        from asyncrl.rewards.text import PatternMatch, WordOverlap
+
+        return PatternMatch(part) if isinstance(part, Regex) else WordOverlap(part)
     raise TypeError(f"no verifier computes {part!r}")
 
 

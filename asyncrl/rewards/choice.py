@@ -1,0 +1,108 @@
+"""The reward part `choice`: which letter of a multiple choice an answer names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from string import ascii_uppercase
+from typing import Any
+
+from asyncrl.config.rewards import Choice, part_name
+from asyncrl.rewards.base import BadRow, Finding
+from asyncrl.rewards.exact import CUT_OFF, WRONG_ANSWER
+from asyncrl.rewards.math_box import Unclosed, boxed
+from asyncrl.rewards.math_text import TEXT, folded
+
+NO_ANSWER = "no_answer"
+AMBIGUOUS = "ambiguous"
+
+USUAL = 4  # letters, where rows do not say what the options are
+
+ANSWER = re.compile(r"(?i:\banswer(?:\s+is)?)\W*?[:=]?\s*(?P<said>[^\n]*)")
+ONE = r"[(\[*]*[A-Z]\b[)\]*]*"
+ALONE = re.compile(r"(?i:option|choice)?\W*(?P<letter>[A-Za-z])\W*")
+LETTER = re.compile(r"\b[A-Z]\b")
+LIST = re.compile(rf"(?:(?i:option|choice)s?\s+)?(?P<letters>{ONE}(?:\s*(?:,|/|&|\band\b|\bor\b)\s*{ONE})*)")
+MARKED = re.compile(r"\(([A-Z])\)|\*\*\(?([A-Z])\)?[.:)]?\*\*|^\s*([A-Z])[.:)](?=\s|$)|^\s*([A-Z])\s*$", re.MULTILINE)
+
+
+class ChoiceAnswer:
+    """1 if the one letter that the answer names is the row's. Looked for in the last box, or else behind the last
+    `answer`, or else wherever a letter is marked as one: `(B)`, `**B**`, `B.` at the start of a line. A Verifier."""
+
+    def __init__(self, part: Choice) -> None:
+        self._name = part_name(part)
+        self._column = part.options
+
+    def check(self, row: Mapping[str, Any]) -> None:
+        self._expected(row, self._options(row))
+
+    def verify(self, row: Mapping[str, Any], answer: Mapping[str, Any]) -> Finding:
+        options = self._options(row)
+        expected = self._expected(row, options)
+        if answer["finish_reason"] != "stop":
+            return Finding({self._name: 0.0}, CUT_OFF)
+        named = letters(answer["text"], options)
+        if len(named) != 1:
+            wrong = AMBIGUOUS if named else NO_ANSWER
+            return Finding({self._name: 0.0}, wrong, ", ".join(sorted(named)) or "no letter")
+        (letter,) = named
+        right = letter == expected
+        detail = "" if right else f"expected {expected}, got {letter}"
+        return Finding({self._name: float(right)}, "" if right else WRONG_ANSWER, detail, letter)
+
+    def _options(self, row: Mapping[str, Any]) -> Sequence[str]:
+        """The texts of the options; empty texts where rows do not have them."""
+        if self._column is None:
+            return [""] * USUAL
+        options = row["info"].get(self._column)
+        if not isinstance(options, list) or not 2 <= len(options) <= len(ascii_uppercase):
+            raise BadRow(
+                f"row {row['id']}: {self._column} is {options!r:.100}; `choice` needs a list of 2 to 26 options"
+            )
+        return [str(option) for option in options]
+
+    def _expected(self, row: Mapping[str, Any], options: Sequence[str]) -> str:
+        """The letter that is right: given as such, as a position from 0, or as the text of exactly one option."""
+        answer, known = row["answer"], ascii_uppercase[: len(options)]
+        if isinstance(answer, int) and not isinstance(answer, bool) and 0 <= answer < len(options):
+            return known[answer]
+        if isinstance(answer, str):
+            letter = answer.strip().strip("().").upper()
+            if len(letter) == 1 and letter in known:
+                return letter
+            same = [known[n] for n, option in enumerate(options) if option and folded(option) == folded(answer)]
+            if len(same) == 1:
+                return same[0]
+        raise BadRow(
+            f"row {row['id']}: the answer is {answer!r:.100}; `choice` needs a letter out of {known}, or a position "
+            "from 0, or the text of one option"
+        )
+
+
+def letters(text: str, options: Sequence[str]) -> set[str]:
+    r"""The letters that an answer names; several: it does not decide. options: texts, "" where they are not known.
+
+    >>> letters(r"(A) is too small. \boxed{B}", ["1", "2"]), letters("Answer: A or B", ["1", "2"])
+    ({'B'}, {'A', 'B'})
+    """
+    known = dict(zip(ascii_uppercase, (folded(option) for option in options), strict=False))
+    try:
+        said = boxed(text)
+    except Unclosed:
+        return set()
+    if said is None and (behind := ANSWER.findall(text)):
+        said = behind[-1]
+    said = text if said is None else TEXT.sub(r"\1", said)
+    if (alone := ALONE.fullmatch(said)) and alone["letter"].upper() in known:
+        return {alone["letter"].upper()}
+    if same := {letter for letter, option in known.items() if option and option == folded(said)}:
+        return same
+    first = LIST.match(said.lstrip(" *_:=#")) if said is not text else None
+    found = LETTER.findall(first["letters"]) if first else ["".join(marked) for marked in MARKED.findall(said)]
+    if named := known.keys() & set(found):
+        return named
+    line = folded((said.strip().splitlines() or [""])[-1])
+    return {
+        letter for letter, option in known.items() if option and re.search(rf"(?<!\w){re.escape(option)}(?!\w)", line)
+    }

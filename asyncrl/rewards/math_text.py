@@ -1,0 +1,127 @@
+r"""One way to write a mathematical answer: what differs in type only is made equal. Pure, and nothing is computed.
+
+White space, math delimiters, typographic signs, thousands separators, units behind a number, bold, and the ways to
+write a mixed number. A dot is a decimal point; a comma between groups of three digits separates thousands, unless
+brackets stand around it, where commas separate elements.
+"""
+
+from __future__ import annotations
+
+import re
+
+SIGNS = str.maketrans(
+    {
+        **dict.fromkeys("−‐‑‒–—﹣－", "-"),  # minus, hyphens and dashes
+        **{chr(sign): " " for sign in (0xA0, *range(0x2000, 0x200B), 0x202F, 0x3000)},
+        **dict.fromkeys("\u200b\u2060\ufeff", ""),  # of no width
+        **dict.fromkeys("‘’′", "'"),
+        **dict.fromkeys("“”″", '"'),
+        **{chr(0xFF01 + n): chr(0x21 + n) for n in range(94) if chr(0x21 + n) != "-"},  # full width: １ ＋ （
+        **{sign: f"^{{{n}}}" for n, sign in enumerate("⁰¹²³⁴⁵⁶⁷⁸⁹")},
+        **{
+            sign: rf"\frac{{{top}}}{{{bottom}}}"
+            for sign, top, bottom in zip("½⅓⅔¼¾⅕⅛", "1121311", "2334458", strict=True)
+        },
+        "×": r"\times ",
+        "·": r"\cdot ",
+        "⋅": r"\cdot ",
+        "÷": "/",
+        "⁄": "/",
+        "∕": "/",
+        "π": r"\pi ",
+        "∞": r"\infty ",
+        "√": r"\sqrt ",
+        "≤": r"\leq ",
+        "≥": r"\geq ",
+        "≠": r"\neq ",
+        "±": r"\pm ",
+        "∪": r"\cup ",
+        "∩": r"\cap ",
+        "∈": r"\in ",
+        "∅": r"\emptyset ",
+        "°": r"^\circ",
+        "€": "",
+        "£": "",
+        "¥": "",
+        "₹": "",
+    }
+)
+
+NUMBER = r"-?\d+(?:\.\d+)?"
+PERCENT = (
+    r"\s*(?:\\?%|\\text\s*\{\s*(?:percent|pct|per cent)\.?\s*\}"
+    r"|(?<=[\d ])(?:percent(?:age)?|pct|per cent)\b)"
+)
+UNIT = r"\\(?:text|mathrm|textrm|mbox|operatorname)\s*\{(?P<unit>[^{}]*)\}(?:\s*\^\s*\{?[23]\}?)?"
+SCALES = r"hundred|thousand|million|billion|trillion|dozen"  # 5 million is not 5
+NOT_UNITS = rf"(?:{SCALES}|or|and|if|pi|sqrt|sin|cos|tan|log|ln|exp|mod)\b"
+BARE_UNIT = (
+    rf"^({NUMBER}(?:,\d{{3}})*(?:\.\d+)?|.*\\frac\{{\d+\}}\{{\d+\}})\s+(?!{NOT_UNITS})"
+    r"[a-zA-Z]{2,}[a-zA-Z ./]*(?:\^\{?[23]\}?)?$"
+)
+
+REPLACED = [
+    (re.compile(pattern), by)
+    for pattern, by in (
+        (r"^\*\*(.*)\*\*$", r"\1"),  # bold of Markdown; elsewhere it is a power
+        (r"\\(?:textbf|mathbf|boldsymbol|bm)\s*\{([^{}]*)\}", r"\1"),
+        (r"\\(?:displaystyle|limits|left|right|[bB]igg?[lrm]?)(?![a-zA-Z])", ""),
+        (r"\\!|\{\}", ""),
+        (r"\\[,;: ]|~|\\q?quad(?![a-zA-Z])|\\hspace\{[^{}]*\}|\s+", " "),
+        (r"\{,\}", ","),
+        (r"\\\$|\$|\\\(|\\\)|^\s*\\\[|\\\]\s*$", ""),
+        (r"\\[dtc]frac(?![a-zA-Z])", r"\\frac"),
+        (r"\\frac\s*(\d)\s*(\d)", r"\\frac{\1}{\2}"),
+        (r"\\frac\s*(\d)\s*\{", r"\\frac{\1}{"),
+        (r"(\\frac\s*\{[^{}]*\})\s*(\d)", r"\1{\2}"),
+        (r"\\lbrace(?![a-zA-Z])", r"\\{"),
+        (r"\\rbrace(?![a-zA-Z])", r"\\}"),
+        (PERCENT, "%"),
+        (r"\^\s*\{?\s*\\circ\s*\}?|(?<=\d) degrees?\b|\\degree\b", ""),
+        (r"<=", r"\\leq "),
+        (r">=", r"\\geq "),
+        (r"\*\*", "^"),
+        (r"(?<![\\a-zA-Z])infinity(?![a-zA-Z])", r"\\infty "),
+        (r"(?<![\\a-zA-Z])pi(?![a-zA-Z])", r"\\pi "),
+        (r"(?<![\\a-zA-Z])sqrt\s*\(([^()]*)\)", r"\\sqrt{\1}"),
+        (rf"(?<=[\d}}])\s*(?!\\text\s*\{{\s*{NOT_UNITS}){UNIT}\s*\.?$", ""),
+        (r"(?<![\d.\w}])(\d+)\s+(?:and\s+)?(\d+)\s*/\s*(\d+)(?!\d)", r"\1\\frac{\2}{\3}"),
+        (BARE_UNIT, r"\1"),
+        (r"^(-?\d{1,3})((?: \d{3})+)(?=\.\d|$)", lambda found: found[1] + found[2].replace(" ", "")),
+    )
+]
+GROUPED = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?!,?\d)")
+OPENS = re.compile(r"\\?[(\[{]")
+TEXT = re.compile(r"\\(?:text(?:bf|it|rm)?|math(?:bf|rm)|mbox)\s*\{([^{}]*)\}")
+MEANINGLESS = re.compile(r"(?<![0-9]) +| +(?![0-9])")
+
+
+def plain(text: str) -> str:
+    r"""The answer in one way of writing, for comparing and for the computer algebra.
+
+    >>> [plain(text) for text in ("$1,000$", "−2 2/3", "28 percent", r"5\,\text{cm}^2", "(1,000)")]
+    ['1000', '-2\\frac{2}{3}', '28%', '5', '(1,000)']
+    """
+    text = text.translate(SIGNS).strip().strip('"')
+    for pattern, by in REPLACED:
+        text = pattern.sub(by, text).strip()
+    text = text.lstrip("= ").rstrip(" .,;:")
+    return text if OPENS.match(text) else GROUPED.sub(lambda found: found[0].replace(",", ""), text)
+
+
+def squeezed(text: str) -> str:
+    """Without white space, where that changes nothing: `1 2` is not 12.
+
+    >>> squeezed("x + 1"), squeezed("1 2")
+    ('x+1', '1 2')
+    """
+    return MEANINGLESS.sub("", text)
+
+
+def folded(text: str) -> str:
+    r"""What an answer says where it is words. Neither case nor white space nor brackets around it count.
+
+    >>> folded(r"\text{ (Monday) }")
+    'monday'
+    """
+    return " ".join(TEXT.sub(r"\1", text).split()).strip("() ").casefold()
