@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
 from asyncrl.cli.options import set_option
+from asyncrl.cli.progress import progress_bars
 
 GRACE_S = 10.0
 """What a signal leaves: an evaluation keeps nothing, this only bounds its end."""
@@ -95,7 +95,7 @@ def eval(
     )
 
     async def work() -> None:
-        with _progress() as on_answer:
+        with progress_bars() as on_answer:
             document = await evaluation.evaluate(ours, theirs, plan, on_answer=on_answer)
         _tell(document, file)
 
@@ -115,23 +115,3 @@ def _tell(document: dict[str, Any], file: Path | None) -> None:
             file.write_text(text + "\n", encoding="utf-8")
     finally:  # where the file cannot be written, what took minutes is at least seen
         render(document, terminal=sys.stdout.isatty(), file=sys.stdout)
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[str, int, int], None]]:
-    """Bars on standard error where it is a terminal, else nothing."""
-    if not sys.stderr.isatty():
-        yield lambda name, done, total: None
-        return
-    from rich.console import Console
-    from rich.progress import Progress, TaskID
-
-    with Progress(console=Console(stderr=True), transient=True) as bars:
-        tasks: dict[str, TaskID] = {}
-
-        def show(name: str, done: int, total: int) -> None:
-            if name not in tasks:
-                tasks[name] = bars.add_task(name)
-            bars.update(tasks[name], completed=done, total=total)
-
-        yield show
