@@ -176,7 +176,7 @@ async def evaluate(
     have caused before the work starts as the error of its part, RunFailed after.
     """
     use_engines(target.recipe)
-    from asyncrl.collectors.evaluation.report import comparison
+    from asyncrl.collectors.evaluation.compared import comparison
 
     document = await _evaluate_one(target.recipe, target, plan, on_answer)
     document["sampling"] = sampling_used(target.recipe, plan)

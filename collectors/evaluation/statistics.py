@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,12 +14,21 @@ RESAMPLES = 4000
 
 LEVEL = 0.95
 
+FLIPS = 10_000
+"""Random flips of a permutation test: a p of 0.05 is then known to within 0.004."""
+
+FEWEST_PROMPTS = 6
+"""Fewest prompts of which a permutation test can say anything: five that all differ the same way have a p of 2 / 2^5,
+which is above 0.05."""
+
+_EXACT = 12  # differences whose 2^n flips are all tried: fewer than FLIPS
 _CHUNK = 1 << 22  # entries of the resampled matrix held at once
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A mean over prompts with its interval. All None where there is no prompt."""
+    """A number over prompts with its interval. All None where there is no prompt; the ends alone where they cannot be
+    said."""
 
     value: float | None
     low: float | None
@@ -42,6 +53,21 @@ def pass_at_k(n: int, c: int, k: int) -> float:
     return 1.0 - float(np.prod(1.0 - k / np.arange(n - c + 1, n + 1)))
 
 
+def majority(readings: Sequence[str], passes: Sequence[bool]) -> float:
+    """Whether the most common reading of some answers passes (self-consistency, arXiv 2203.11171): the share of the
+    answers with that reading that do, which verifiers that look at more than the reading may tell apart. Where several
+    are the most common ones, their mean: what breaking the tie by lot is worth.
+
+    >>> majority(["12", "12", "7"], [True, True, False]), majority(["12", "7"], [True, False])
+    (1.0, 0.5)
+    """
+    votes = Counter(readings)
+    most = max(votes.values())
+    passing = Counter(reading for reading, passed in zip(readings, passes, strict=True) if passed)
+    first = [reading for reading, count in votes.items() if count == most]
+    return sum(passing[reading] for reading in first) / (most * len(first))
+
+
 def mean_with_interval(per_prompt: ArrayLike, *, seed: int) -> Estimate:
     """The mean of one value per prompt, with the percentile bootstrap's 95 % interval over prompts (Efron, 1979).
 
@@ -52,13 +78,79 @@ def mean_with_interval(per_prompt: ArrayLike, *, seed: int) -> Estimate:
     values: NDArray[np.float64] = np.asarray(per_prompt, dtype=np.float64)
     if not len(values):
         return Estimate(None, None, None, 0)
+    means = np.concatenate([values[rows].mean(axis=1) for rows in _resamples(len(values), seed)])
+    return _estimate(float(values.mean()), means, len(values))
+
+
+def ratio_with_interval(pairs: Sequence[tuple[float, float]], *, seed: int) -> Estimate:
+    """Of one pair per prompt, the sum of all first ones / that of all second ones, with the interval of
+    `mean_with_interval`. No value where the second ones are all 0, no ends where those of a resample are.
+
+    >>> ratio_with_interval([(8, 1), (4, 2)], seed=0).value
+    4.0
+    """
+    over, under = np.asarray(pairs, dtype=np.float64).reshape(-1, 2).T
+    if not under.sum():
+        return Estimate(None, None, None, len(under))
+    return _estimate(float(over.sum() / under.sum()), _ratios(over, under, seed), len(under))
+
+
+def ratio_difference(
+    ours: Sequence[tuple[float, float]], theirs: Sequence[tuple[float, float]], *, seed: int
+) -> Estimate:
+    """The difference of two such ratios over the same prompts, which are resampled together."""
+    (a, b), (c, d) = (np.asarray(side, dtype=np.float64).reshape(-1, 2).T for side in (ours, theirs))
+    if not (b.sum() and d.sum()):
+        return Estimate(None, None, None, len(b))
+    difference = _ratios(a, b, seed) - _ratios(c, d, seed)
+    return _estimate(float(a.sum() / b.sum() - c.sum() / d.sum()), difference, len(b))
+
+
+def sign_flip_p(differences: ArrayLike, *, seed: int) -> float | None:
+    """Two-sided p of paired differences, one a prompt: were the two sides the same, each difference would be as likely
+    with the other sign, and the mean as far from 0 in so many of all flips (Fisher's randomisation test). Of single
+    right-or-wrong answers it is McNemar's exact test. None without a prompt.
+
+    All flips are tried where they are few, else so many at random that p is at least 1 / (1 + FLIPS).
+
+    >>> sign_flip_p([1, 1, 1, 1, 1, 0], seed=0), sign_flip_p([0.0, 0.0], seed=0)
+    (0.0625, 1.0)
+    """
+    values: NDArray[np.float64] = np.asarray(differences, dtype=np.float64)
+    if not len(values):
+        return None
+    values = values[values != 0]  # neither sign of these moves the mean
+    seen = abs(values.sum()) * (1 - 1e-9)  # sums of the same numbers in another order are the same number
+    if len(values) <= _EXACT:
+        flips = np.arange(1 << len(values))[:, None] >> np.arange(len(values)) & 1
+        return float((abs((1 - 2 * flips) @ values) >= seen).mean())
     generator = np.random.default_rng(seed)
     rows = max(1, _CHUNK // len(values))
-    means = np.concatenate(
-        [
-            values[generator.integers(len(values), size=(min(rows, RESAMPLES - start), len(values)))].mean(axis=1)
-            for start in range(0, RESAMPLES, rows)
-        ]
-    )
-    low, high = np.quantile(means, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-    return Estimate(float(values.mean()), float(low), float(high), len(values))
+    further = 0
+    for start in range(0, FLIPS, rows):
+        signs = 1 - 2 * generator.integers(2, size=(min(rows, FLIPS - start), len(values)), dtype=np.int8)
+        further += int((abs(signs @ values) >= seen).sum())
+    return (1 + further) / (1 + FLIPS)
+
+
+def _resamples(prompts: int, seed: int) -> Iterator[NDArray[np.int64]]:
+    """RESAMPLES draws of so many prompts, as indices, some rows at a time. The same ones for the same seed and number,
+    which is what pairs two sides."""
+    generator = np.random.default_rng(seed)
+    rows = max(1, _CHUNK // prompts)
+    for start in range(0, RESAMPLES, rows):
+        yield generator.integers(prompts, size=(min(rows, RESAMPLES - start), prompts))
+
+
+def _ratios(over: NDArray[np.float64], under: NDArray[np.float64], seed: int) -> NDArray[np.float64]:
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.concatenate(
+            [over[rows].sum(axis=1) / under[rows].sum(axis=1) for rows in _resamples(len(over), seed)]
+        )
+
+
+def _estimate(value: float, resampled: NDArray[np.float64], prompts: int) -> Estimate:
+    if not np.isfinite(resampled).all():
+        return Estimate(value, None, None, prompts)
+    low, high = np.quantile(resampled, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return Estimate(value, float(low), float(high), prompts)
