@@ -72,6 +72,7 @@ def _trajectory(
         spans += (VersionSpan(s.weights, start + s.start, start + s.end, s.checksum) for s in completion.spans)
         supports += [(None, start - end), (completion.support, len(completion.token_ids))]
         end = sampled.stop
+    detail = played.score.detail  # of what is wrong, or of why it is unscored
     error = "; ".join(turn.completion.error for turn in chain if turn.completion.error)
     return Trajectory(
         token_ids=token_ids,
@@ -92,6 +93,6 @@ def _trajectory(
         done=last.completion.done,
         scored=played.scored,
         seed=chain[0].request.seed,
-        info={**({"error": error} if error else {}), **info},
+        info={**({"error": error} if error else {}), **({"detail": detail} if detail else {}), **info},
         support=Support.joined(supports),
     )

@@ -19,6 +19,7 @@ COMMANDS = {
     "eval": ("asyncrl.cli.eval", "Evaluate a run, a checkpoint or a model on held-out rows."),
     "export": ("asyncrl.cli.export", "A run's weights for transformers, vLLM or peft, with a model card."),
     "status": ("asyncrl.cli.status", "Where a run is, and who waits for whom."),
+    "view": ("asyncrl.cli.view", "Read a run's answers: prompt, answer, rewards, what is wrong."),
     "buffer": ("asyncrl.cli.buffer", "Serve a store; look into a run's buffer; audit its ledger."),
     "plan": (
         "asyncrl.cli.plan",
