@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import glob
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -82,12 +83,15 @@ def missing_files(recipe: Recipe) -> Iterator[RecipeError]:
             yield error
 
 
-def check_data_file(key: str, path: str) -> None:
-    """Raise RecipeError if this machine does not have the file that `key` names."""
-    if not Path(path).expanduser().is_file():
-        raise RecipeError(
-            f"{key} is {quoted(path)}; there is no such file. Paths are taken from the working folder, {Path.cwd()}"
-        )
+def check_data_file(key: str, given: str | Sequence[str]) -> None:
+    """Raise RecipeError if this machine does not have a file, or one that fits the pattern, or a folder that `key`
+    names."""
+    for path in [given] if isinstance(given, str) else given:
+        own = Path(path).expanduser()
+        if not own.exists() and not next(glob.iglob(str(own), recursive=True), None):
+            raise RecipeError(
+                f"{key} is {quoted(path)}; there is no such file. Paths are taken from the working folder, {Path.cwd()}"
+            )
 
 
 def check_model_folder(model: Model) -> None:

@@ -53,13 +53,19 @@ class Model(Section, frozen=True, kw_only=True):
 
 
 class DataSource(Section, frozen=True, kw_only=True):
-    """JSONL files, one object a line."""
+    """Files of rows (`docs/data.md`): JSONL, JSON, CSV, Parquet, Arrow, datasets of Hugging Face's on disk."""
 
-    train: str  # a JSONL file
-    heldout: str | None = None  # null: one row in ten of `train`, chosen by a hash of the row
+    train: str | list[str]  # a file, a pattern such as data/*.jsonl, a folder; or several of them
+    heldout: str | list[str] | None = None  # null: one row in ten of `train`, chosen by a hash of the prompt
+    format: Literal["auto", "jsonl", "json", "csv", "parquet", "arrow"] = "auto"  # auto: by what the name ends in
     prompt: str = "prompt"  # column: text, or a list of messages
-    answer: str = "answer"  # column
+    answer: str | None = "answer"  # column: text or a whole number; null: no row has one
+    id: str | None = None  # column: names the row in records; null: FILE:ROW
+    tools: str = "tools"  # column, where there is one: what the model may call, for the chat template
     shuffle: bool = True  # by run.seed and epoch; false: order of the file
+    bad_rows: Literal["error", "skip"] = "error"  # the first that cannot be used ends the command; or all are left out
+    duplicates: Literal["keep", "drop", "error"] = "keep"  # rows with prompt and answer of an earlier one
+    leaks: Literal["warn", "drop", "error"] = "warn"  # rows of `train` whose prompt `heldout` has too
 
 
 class ReverseTask(ScoringTask, frozen=True, kw_only=True):

@@ -23,8 +23,9 @@ class SftRun(Section, frozen=True, kw_only=True):
 
 
 class SftData(Section, frozen=True, kw_only=True):
-    train: str = ""  # a JSONL file; has to be given. Flag: --data
-    heldout: str | None = None  # a JSONL file; left out: one row in ten of `train`, chosen by hash of the prompt
+    train: str | list[str] = ""  # files, as of `task.data` (`docs/data.md`); has to be given. Flag: --data
+    heldout: str | list[str] | None = None  # left out: one row in ten of `train`, chosen by hash of the prompt
+    format: Literal["auto", "jsonl", "json", "csv", "parquet", "arrow"] = "auto"  # auto: by what the name ends in
     messages: str = "messages"  # column: a conversation; rows without it have the next two
     prompt: str = "prompt"  # column: a string, or a list of messages
     answer: str = "answer"  # column
@@ -80,7 +81,7 @@ def check(recipe: SftRecipe) -> None:
     check_betas("sft.betas", recipe.sft.betas)
     data = recipe.data
     if not data.train:
-        raise RecipeError("data.train is missing; name a JSONL file (--data train.jsonl, or data: {train: ...})")
+        raise RecipeError("data.train is missing; name a file (--data train.jsonl, or data: {train: ...})")
     columns = {"data.messages": data.messages, "data.prompt": data.prompt, "data.answer": data.answer}
     for key, column in columns.items():
         if list(columns.values()).count(column) > 1:

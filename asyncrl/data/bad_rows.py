@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
 from asyncrl.data.errors import DataError, Reason, RowError
 
@@ -18,22 +19,35 @@ class BadRows:
 
     def __init__(self, policy: Policy, *, key: str) -> None:
         """`key`: of the recipe, that sets the policy; for the message."""
-        self._policy = policy
+        self.policy = policy
         self._key = key
         self.counts: Counter[Reason] = Counter()
+        self.examples: dict[Reason, str] = {}
 
     def __call__(self, error: RowError) -> None:
         """Raises DataError under the policy `error`."""
-        if self._policy == "error":
+        if self.policy == "error":
             raise DataError(f"{error}\nOr leave such rows out and have them counted: {self._key}=skip") from error
         if not self.counts[error.reason]:
-            log.warning("left out (%s): %s", error.reason, str(error).splitlines()[0])
+            self.examples[error.reason] = str(error).splitlines()[0]
+            log.warning("left out (%s): %s", error.reason, self.examples[error.reason])
         self.counts[error.reason] += 1
 
     @property
     def by_reason(self) -> dict[str, int]:
         """`counts` as plain text and numbers."""
         return {str(reason): count for reason, count in self.counts.items()}
+
+    def document(self) -> dict[Reason, Any]:
+        """Of each reason how many rows, and what the first of them was refused with. JSON."""
+        return {reason: {"rows": count, "first": self.examples[reason]} for reason, count in self.counts.most_common()}
+
+    def restore(self, document: Mapping[Reason, Any]) -> None:
+        """Count, and log, what `document` said of the same rows before."""
+        for reason, found in document.items():
+            log.warning("left out (%s): %s", reason, found["first"])
+            self.counts[reason] += found["rows"]
+            self.examples[reason] = found["first"]
 
     def __str__(self) -> str:
         """`3 rows left out: null 2, too-long 1`; "" if there is none."""

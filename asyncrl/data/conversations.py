@@ -1,4 +1,4 @@
-"""Whole conversations from a JSONL file, for imitation: rows of messages, or of a prompt and its answer.
+"""Whole conversations from files, for imitation: rows of messages, or of a prompt and its answer.
 
 A row with the messages column is a conversation: an optional system message, then user and assistant in turns, the
 assistant last; results of tools may stand where the user's next message would. Any other row has a prompt (text, or
@@ -11,23 +11,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from asyncrl.config.sft import SftData
 from asyncrl.data.bad_rows import BadRows
 from asyncrl.data.errors import DataError, RowError
-from asyncrl.data.jsonl import (
-    Prompt,
-    kind,
-    read_answer,
-    read_prompt,
-    read_rows,
-    require_columns,
-    shared_prompts,
-    shown,
-    split_heldout,
-)
+from asyncrl.data.files import Files, open_files
+from asyncrl.data.json_text import kind, shown
+from asyncrl.data.rows import Prompt, check_text, read_answer, read_prompt, require_columns
+from asyncrl.data.split import shared_prompts, split_heldout
 
 log = logging.getLogger(__name__)
 
@@ -63,14 +55,14 @@ def read_split(data: SftData) -> Split:
     """The rows of the recipe's files; needs no model. Raises DataError."""
     bad = BadRows(data.bad_rows, key="data.bad_rows")
 
-    def read(path: str) -> list[Conversation]:
+    def read(given: str | Sequence[str], key: str) -> list[Conversation]:
         columns = {"messages": data.messages, "prompt": data.prompt, "answer": data.answer}
-        return read_conversations(Path(path).expanduser(), **columns, bad=bad)
+        return read_conversations(open_files(given, data.format, key=f"{SECTION}.{key}"), **columns, bad=bad)
 
-    train = read(data.train)
+    train = read(data.train, "train")
     if data.heldout is None:
         return Split(*split_heldout(train, section=SECTION), bad)
-    heldout = read(data.heldout)
+    heldout = read(data.heldout, "heldout")
     if shared := shared_prompts(train, heldout):
         log.warning(
             "%d held-out prompts of %s also occur in %s: held-out loss will look too good",
@@ -79,14 +71,15 @@ def read_split(data: SftData) -> Split:
     return Split(train, heldout, bad)
 
 
-def read_conversations(path: Path, *, messages: str, prompt: str, answer: str, bad: BadRows) -> list[Conversation]:
+def read_conversations(files: Files, *, messages: str, prompt: str, answer: str, bad: BadRows) -> list[Conversation]:
     """All usable rows; `messages`, `prompt` and `answer` name columns. `bad` is told of the others.
 
-    Raises DataError: the file cannot be read, or holds no usable row.
+    Raises DataError: there is no usable row.
     """
 
-    def parse(where: str, _number: int, row: dict[str, Any]) -> Conversation:
-        if messages in row:
+    def parse(where: str, position: int) -> Conversation:
+        row = files.read(position)
+        if row.get(messages) is not None or (messages in row and prompt not in row):
             turns = _messages(where, messages, row[messages])
         elif prompt in row or answer in row:
             require_columns(where, row, {"prompt": prompt, "answer": answer}, section=SECTION)
@@ -103,10 +96,10 @@ def read_conversations(path: Path, *, messages: str, prompt: str, answer: str, b
         _check_turns(where, turns)
         return Conversation(where, turns)
 
-    rows = read_rows(path, parse, section=SECTION, bad=bad)
+    rows = [row for _, row in files.parsed(parse, bad)]
     if not rows:
         raise DataError(
-            f"{path} has no usable row: one needs the column {messages!r}, or {prompt!r} and {answer!r}"
+            f"{files.paths[0]} has no usable row: one needs the column {messages!r}, or {prompt!r} and {answer!r}"
             + (f". {bad}" if str(bad) else "")
         )
     return rows
@@ -139,6 +132,7 @@ def _messages(where: str, column: str, value: Any) -> list[dict[str, str]]:
                 f"{place} also has {', '.join(others)}, of which the model would see nothing: write it into the "
                 "content, or remove it",
             )
+        check_text(where, column, message["content"])
         turns.append({"role": message["role"], "content": message["content"]})
     return turns
 

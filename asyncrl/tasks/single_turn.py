@@ -1,25 +1,22 @@
-"""`single-turn`: questions and answers from JSONL files, one answer each, scored by the recipe's reward parts."""
+"""`single-turn`: questions and answers from files, one answer each, scored by the recipe's reward parts."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, cast, overload
 
-from asyncrl.data.jsonl import Record, read_jsonl, shared_prompts, split_heldout
 from asyncrl.tasks.base import Answer, Message, Row, Split
 from asyncrl.tasks.chat import conversation
 
 if TYPE_CHECKING:
     from asyncrl.config.recipe import SingleTurnTask
-
-logger = logging.getLogger(__name__)
+    from asyncrl.data.dataset import Dataset
+    from asyncrl.data.rows import Record
 
 
 class SingleTurn:
-    """The task. Files are read at the first call of `rows`, which a verifier process never makes."""
+    """The task. Files are opened at the first call of `rows`, which a verifier process never makes."""
 
     name = "single-turn"
 
@@ -28,8 +25,9 @@ class SingleTurn:
         self._system_prompt = config.system_prompt
 
     def rows(self, split: Split) -> Sequence[Row]:
-        """All rows of the split; ids are FILE:LINE. Raises DataError."""
-        return self._splits[split]
+        """The rows of the split, read when they are asked for; ids are FILE:ROW, or those of `data.id`. Raises
+        DataError, also where a row is read."""
+        return Rows(self.dataset.train if split == "train" else self.dataset.heldout)
 
     def messages(self, row: Row) -> list[Message]:
         return conversation(row.prompt, self._system_prompt)
@@ -42,27 +40,31 @@ class SingleTurn:
         return {}
 
     @cached_property
-    def _splits(self) -> dict[Split, list[Row]]:
-        train_file = Path(self._data.train)
-        train = self._read(train_file)
-        if self._data.heldout is None:
-            train, heldout = split_heldout(train)
-            return {"train": _rows(train_file, train), "heldout": _rows(train_file, heldout)}
-        heldout_file = Path(self._data.heldout)
-        heldout = self._read(heldout_file)
-        if shared := shared_prompts(train, heldout):
-            logger.warning(
-                "%d held-out prompts of %s also occur in %s: held-out success will look too good",
-                *(shared, heldout_file, train_file),
-            )
-        return {"train": _rows(train_file, train), "heldout": _rows(heldout_file, heldout)}
+    def dataset(self) -> Dataset:
+        """The files, looked at. Raises DataError."""
+        from asyncrl.data.dataset import Dataset  # a verifier process, which reads no rows, does without pyarrow
 
-    def _read(self, path: Path) -> list[Record]:
-        return read_jsonl(path, prompt=self._data.prompt, answer=self._data.answer)
+        return Dataset(self._data)
 
 
-def _rows(file: Path, records: Sequence[Record]) -> list[Row]:
-    return [
-        Row(f"{file.name}:{record.row}", cast("str | list[Message]", record.prompt), record.answer, record.info)
-        for record in records
-    ]
+class Rows(Sequence[Row]):
+    """Records of files as the rows of a task."""
+
+    def __init__(self, records: Sequence[Record]) -> None:
+        self._records = records
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    @overload
+    def __getitem__(self, index: int) -> Row: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Row]: ...
+    def __getitem__(self, index: int | slice) -> Row | list[Row]:
+        if isinstance(index, slice):
+            return [_row(record) for record in self._records[index]]
+        return _row(self._records[index])
+
+
+def _row(record: Record) -> Row:
+    return Row(record.id, cast("str | list[Message]", record.prompt), record.answer, record.info)

@@ -16,7 +16,7 @@ from functools import cached_property
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from asyncrl.data.jsonl import prompt_key, shared_prompts, split_heldout
+from asyncrl.data.split import prompt_key, shared_prompts, split_heldout
 from asyncrl.tasks.base import Answer, Message, Row, Split, TaskError
 from asyncrl.tasks.chat import conversation
 from asyncrl.tasks.modules import complaint

@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
 from asyncrl.data.bad_rows import BadRows
 from asyncrl.data.conversations import Conversation, read_conversations
+from asyncrl.data.files import open_files
 from asyncrl.learners.tiny import tiny_config
 from asyncrl.learners.tiny_tokenizer import build_tokenizer
 
@@ -47,7 +48,8 @@ def read(tmp_path: Path) -> Read:
         path = tmp_path / "rows.jsonl"
         path.write_bytes(content)
         bad = bad or BadRows("error", key="data.bad_rows")
-        return read_conversations(path, messages="messages", prompt="prompt", answer="answer", bad=bad)
+        files = open_files(str(path), "auto", key="data.train")
+        return read_conversations(files, messages="messages", prompt="prompt", answer="answer", bad=bad)
 
     return _read
 

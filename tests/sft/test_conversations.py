@@ -6,6 +6,8 @@ import json
 import logging
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from asyncrl.config.sft import SftData
@@ -92,12 +94,16 @@ def test_a_bad_row_is_refused_by_file_row_and_fix_or_left_out_and_counted(
     assert bad.by_reason == {reason: 1}
 
 
-def test_a_byte_order_mark_is_named_or_its_row_left_out(read: Read) -> None:
-    with pytest.raises(DataError, match=r"rows\.jsonl starts with a byte order mark: save it as UTF-8 without"):
-        read(b"\xef\xbb\xbf" + GOOD * 2)
-    bad = BadRows("skip", key="data.bad_rows")
-    assert len(read(b"\xef\xbb\xbf" + GOOD * 2, bad)) == 1
-    assert bad.by_reason == {"not-json": 1}
+def test_a_byte_order_mark_is_harmless(read: Read) -> None:
+    assert len(read(b"\xef\xbb\xbf" + GOOD * 2)) == 2
+
+
+def test_rows_of_both_forms_stand_in_one_columnar_file(tmp_path: Path) -> None:
+    rows = [{"messages": turns(("user", "2+2?"), ("assistant", "4"))}, {"prompt": "2+3?", "answer": "5"}]
+    columns = {name: [row.get(name) for row in rows] for name in ("messages", "prompt", "answer")}
+    pq.write_table(pa.table(columns), tmp_path / "rows.parquet")
+    split = read_split(SftData(train=str(tmp_path / "rows.parquet")))
+    assert sorted(row.messages[-1]["content"] for row in [*split.train, *split.heldout]) == ["4", "5"]
 
 
 def test_a_line_of_a_megabyte_is_a_row_like_any_other(read: Read) -> None:

@@ -16,7 +16,7 @@ import pytest
 from asyncrl.config.convert import convert
 from asyncrl.config.packages import VerifiersTask
 from asyncrl.config.recipe import Collector
-from asyncrl.data.jsonl import prompt_key
+from asyncrl.data.split import prompt_key
 from asyncrl.tasks.base import Answer, TaskError
 from asyncrl.tasks.build import build_task
 from asyncrl.tasks.verifiers import Verifiers

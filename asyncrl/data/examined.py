@@ -1,0 +1,100 @@
+"""A look at every row before anything starts: which can be used, and what tells each prompt and answer from others."""
+
+from __future__ import annotations
+
+import json
+import logging
+from array import array
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import xxhash
+
+from asyncrl.data.bad_rows import BadRows
+from asyncrl.data.errors import DataError, RowError
+from asyncrl.data.files import Files
+from asyncrl.data.kept import kept
+from asyncrl.data.rows import Columns, Record
+from asyncrl.data.split import prompt_key
+
+log = logging.getLogger(__name__)
+
+ALL_ROWS = 1_000_000
+"""Of so many rows every one is looked at: some 10 s, once, and what it found is kept."""
+
+FIRST_ROWS = 100_000
+"""Of more rows the first so many are looked at, in about a second. What is wrong with a file usually is wrong from the
+start; and held-out rows, which are taken from these, are far more than anybody evaluates."""
+
+WORTH_KEEPING = 20_000
+"""Rows whose look takes a few tenths of a second."""
+
+
+@dataclass(frozen=True, slots=True)
+class Examined:
+    """The rows of `files` that can be used, out of the first `seen`: their positions (int64), and hashes (uint64) of
+    prompt and answer."""
+
+    files: Files
+    seen: int
+    positions: np.ndarray
+    prompts: np.ndarray
+    answers: np.ndarray
+
+    @property
+    def unseen(self) -> int:
+        """Rows that are looked at when they are read."""
+        return len(self.files) - self.seen
+
+    def only(self, chosen: np.ndarray) -> Examined:
+        """Those of `chosen`, a bool for each row that can be used."""
+        return Examined(self.files, self.seen, self.positions[chosen], self.prompts[chosen], self.answers[chosen])
+
+
+def examine(files: Files, columns: Columns, bad: BadRows) -> Examined:
+    """Look at all rows, or at the first of very many. `bad`, which has counted nothing yet, is told of those that
+    cannot be used. Raises DataError: no row can be used; and what `bad` raises."""
+    seen = len(files) if len(files) <= ALL_ROWS else FIRST_ROWS
+
+    def keep(folder: Path) -> None:
+        log.info("looking at %d rows of %s: once, what is found is kept", seen, files.paths[0])
+        np.save(folder / "rows.npy", _look(files, columns, seen, bad))
+        (folder / "bad.json").write_text(json.dumps(bad.document()))
+
+    if seen <= WORTH_KEEPING:
+        found = _look(files, columns, seen, bad)
+    else:
+        what = f"examined {seen} by {json.dumps(asdict(columns))}, bad rows: {bad.policy}"
+        folder = kept(files.sources, what, keep)
+        found = np.load(folder / "rows.npy")
+        if not bad.counts:
+            bad.restore(json.loads((folder / "bad.json").read_bytes()))
+    if not found.shape[1]:
+        answered = f" and {columns.answer!r}" if columns.answer is not None else ""
+        problem = f"has no usable row ({bad})" if str(bad) else "is empty"
+        raise DataError(
+            f"{files.paths[0]} {problem}: it needs at least one row with the columns {columns.prompt!r}{answered}"
+        )
+    return Examined(files, seen, found[0].astype(np.int64), found[1], found[2])
+
+
+def _look(files: Files, columns: Columns, first: int, bad: BadRows) -> np.ndarray:
+    """Position, prompt and answer of each row that can be used, as three rows of uint64."""
+    positions, prompts, answers = (array("Q") for _ in range(3))
+    known: set[int] = set()
+
+    def usable(where: str, position: int) -> Record:
+        record = columns.record(where, files.id(position), files.read(position))
+        if columns.id is not None:
+            own = xxhash.xxh3_64_intdigest(record.id.encode())
+            if own in known:
+                raise RowError("same-id", f"{where}: an earlier row has the id {record.id!r}: give each row its own")
+            known.add(own)
+        return record
+
+    for position, record in files.parsed(usable, bad, first=first):
+        positions.append(position)
+        prompts.append(prompt_key(record.prompt))
+        answers.append(xxhash.xxh3_64_intdigest((record.answer or "").encode()))
+    return np.array([positions, prompts, answers], np.uint64)

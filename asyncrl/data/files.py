@@ -1,0 +1,176 @@
+"""From what a recipe names to rows: a file, several, a pattern, a folder; the format by what the name ends in."""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import numpy as np
+
+from asyncrl.data.errors import DataError, RowError
+from asyncrl.data.spans import COMPRESSED, Rows, csv_rows, json_lines, json_list
+from asyncrl.data.tables import arrow, is_saved_dataset, parquet
+
+Format = Literal["auto", "jsonl", "json", "csv", "parquet", "arrow"]
+
+OPENERS: dict[str, Callable[[Path], Rows]] = {
+    "jsonl": json_lines,
+    "json": json_list,
+    "csv": csv_rows,
+    "parquet": parquet,
+    "arrow": arrow,
+}
+
+SUFFIXES = {
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".json": "json",
+    ".csv": "csv",
+    ".parquet": "parquet",
+    ".arrow": "arrow",
+}
+
+T = TypeVar("T")
+
+
+class Files:
+    """The rows of several files as one sequence, in the order of the files; read one by one when they are asked for."""
+
+    def __init__(self, parts: Sequence[tuple[Rows, str]]) -> None:
+        """parts: the rows of each file with its format."""
+        self._parts = [rows for rows, _ in parts]
+        self._formats = [form for _, form in parts]
+        self._ends = np.array(list(accumulate(len(rows) for rows in self._parts)), np.int64)
+        self._names = _short_names([rows.path for rows in self._parts])
+
+    @property
+    def paths(self) -> list[Path]:
+        return [rows.path for rows in self._parts]
+
+    @property
+    def sources(self) -> list[Path]:
+        """The files themselves, those inside a saved dataset's folder too."""
+        return [file for rows in self._parts for file in rows.sources]
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    def where(self, position: int) -> str:
+        """FILE:ROW, for a person."""
+        rows, own, _ = self._at(position)
+        return f"{rows.path}:{rows.number(own)}"
+
+    def id(self, position: int) -> str:
+        """FILE:ROW, short, the same wherever the files lie, and another one for every row."""
+        rows, own, part = self._at(position)
+        return f"{self._names[part]}:{rows.number(own)}"
+
+    def read(self, position: int) -> dict[str, Any]:
+        """Raises RowError, and DataError for a file that was changed."""
+        rows, own, _ = self._at(position)
+        return rows.read(own)
+
+    def parsed(
+        self, parse: Callable[[str, int], T], bad: Callable[[RowError], None], *, first: int | None = None
+    ) -> Iterator[tuple[int, T]]:
+        """`parse(FILE:ROW, position)` of each row, or of the `first` ones, with its position; `bad` is told of each row
+        that cannot be used, and decides by raising or returning."""
+        for position in range(len(self) if first is None else first):
+            try:
+                yield position, parse(self.where(position), position)
+            except RowError as error:
+                bad(error)
+
+    def described(self) -> list[dict[str, Any]]:
+        """Of each file its path, format and rows."""
+        return [
+            {"path": str(rows.path), "format": form, "rows": len(rows)}
+            for rows, form in zip(self._parts, self._formats, strict=True)
+        ]
+
+    def _at(self, position: int) -> tuple[Rows, int, int]:
+        part = int(np.searchsorted(self._ends, position, side="right"))
+        rows = self._parts[part]
+        return rows, position - int(self._ends[part]) + len(rows), part
+
+
+def open_files(given: str | Sequence[str], form: Format, *, key: str) -> Files:
+    """The rows of what the recipe's `key` names; nothing of them is read yet. Raises DataError."""
+    names = [given] if isinstance(given, str) else list(given)
+    paths = [path for name in names for path in _found(name, key)]
+    if len(set(paths)) < len(paths):
+        repeated = next(path for path in paths if paths.count(path) > 1)
+        raise DataError(f"{key} names {repeated} twice: its rows would count twice")
+    return Files([_open(path, form, key) for path in paths])
+
+
+def _found(name: str, key: str) -> list[Path]:
+    """The files of one name, sorted where there are several."""
+    path = Path(name).expanduser()
+    if not path.exists():
+        matching = [Path(found) for found in sorted(glob.glob(str(path), recursive=True)) if Path(found).is_file()]
+        if glob.has_magic(name) and matching:
+            return matching
+        what = "matches no file" if glob.has_magic(name) else "does not exist"
+        raise DataError(f"{path} {what} (relative to {Path.cwd()}): correct {key}")
+    if not path.is_dir() or is_saved_dataset(path):
+        return [path]
+    inside = sorted(file for file in path.iterdir() if file.is_file() and _by_name(file) is not None)
+    forms = {_by_name(file) for file in inside}
+    if len(forms) != 1:
+        found = f"files of the formats {', '.join(sorted(map(str, forms)))}" if forms else "no file"
+        raise DataError(
+            f"{path} is a folder with {found}, of {', '.join(SUFFIXES)}: name its files, as in {path}/*.jsonl, as {key}"
+        )
+    return inside
+
+
+def _by_name(path: Path) -> str | None:
+    """The format that the name of a file says."""
+    name = path.with_suffix("") if path.suffix in COMPRESSED else path
+    return SUFFIXES.get(name.suffix.lower())
+
+
+def _open(path: Path, form: Format, key: str) -> tuple[Rows, str]:
+    try:
+        chosen = _format(path, form, key)
+        return OPENERS[chosen](path), chosen
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise DataError(f"{path} cannot be read: {reason}: correct {key}") from error
+
+
+def _format(path: Path, form: Format, key: str) -> str:
+    if path.is_dir():
+        return "arrow"
+    named = _by_name(path)
+    if form != "auto":
+        if path.suffix in COMPRESSED and form in ("parquet", "arrow"):
+            raise DataError(f"{path}: a {form} file is compressed inside: unpack it, and name the file itself as {key}")
+        return form
+    if named is None:
+        raise DataError(
+            f"{path}: its name ends in none of {', '.join(SUFFIXES)}: rename it, or say what it is: "
+            f"{key.rpartition('.')[0]}.format"
+        )
+    if named == "json" and path.suffix not in COMPRESSED and _first_byte(path) == b"{":
+        return "jsonl"  # one object a line under the other name, as several hubs write it
+    return named
+
+
+def _first_byte(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(4096).removeprefix(b"\xef\xbb\xbf").lstrip()[:1]
+
+
+def _short_names(paths: Sequence[Path]) -> list[str]:
+    """A name for each: the last part, or as much more of the path as tells them apart."""
+    names = [path.name for path in paths]
+    if len(set(names)) == len(names):
+        return names
+    above = os.path.commonpath([path.resolve().parent for path in paths])
+    return [str(path.resolve().relative_to(above)) for path in paths]

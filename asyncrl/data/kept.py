@@ -1,0 +1,75 @@
+"""What is made of large data files once and found again: where their rows begin, what examining them said."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import xxhash
+from filelock import FileLock, Timeout
+
+from asyncrl.config.cache_folder import cache_root
+from asyncrl.data.errors import DataError
+
+LOCK_LIMIT_S = 600.0  # another process works through 10 million rows in less; more than this means that it hangs
+
+FORMAT = 1
+"""Of everything kept: raise it when any of it changes, so that old ones are made again."""
+
+SOURCE = "source.json"
+
+
+def kept(files: Sequence[Path], what: str, make: Callable[[Path], None]) -> Path:
+    """The folder with what `make` (given an empty folder) makes of these files; found again while the files have the
+    same size and time of change. Of several processes that call at once one makes it and the others wait.
+
+    Raises DataError: it cannot be kept, another process hangs; and what `make` raises.
+    """
+    stamps = [_stamp(path) for path in files]
+    source = json.dumps([FORMAT, what, *stamps])
+    root = cache_root() / "data"
+    folder = root / xxhash.xxh3_128_hexdigest(source.encode())
+    if (folder / SOURCE).is_file():
+        return folder
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        with FileLock(root / f"{folder.name}.lock", timeout=LOCK_LIMIT_S):
+            if (folder / SOURCE).is_file():
+                return folder  # another process made it meanwhile
+            # A fixed name, cleared first: only the holder of the lock makes it, and what a killed one left goes away.
+            making = root / f".{folder.name}.making"
+            shutil.rmtree(making, ignore_errors=True)
+            making.mkdir()
+            make(making)
+            (making / SOURCE).write_text(source)
+            making.rename(folder)
+            _forget_outdated(root)
+    except Timeout:
+        raise DataError(
+            f"another process has been reading {files[0]} for {LOCK_LIMIT_S:.0f} s; end it, or remove {folder}.lock"
+        ) from None
+    except OSError as error:
+        raise DataError(
+            f"what is made of {files[0]} cannot be kept in {root} ({error}): set ASYNCRL_CACHE to a folder that can be "
+            "written, on a disk with room for it"
+        ) from error
+    return folder
+
+
+def _stamp(path: Path) -> tuple[str, int, int]:
+    found = path.stat()
+    return str(path.resolve()), found.st_size, found.st_mtime_ns
+
+
+def _forget_outdated(root: Path) -> None:
+    """Remove what was made of files that have changed or gone: nothing finds it again. Who has it open keeps it."""
+    for source in root.glob(f"*/{SOURCE}"):
+        try:
+            version, _, *stamps = json.loads(source.read_bytes())
+            outdated = version != FORMAT or any(list(_stamp(Path(path))) != [path, *seen] for path, *seen in stamps)
+        except (OSError, ValueError):
+            outdated = True
+        if outdated:
+            shutil.rmtree(source.parent, ignore_errors=True)
