@@ -18,7 +18,7 @@ LARGEST_FACTORIAL = 5_000  # 16,326 digits
 LARGEST_CHOICE = 10_000  # either number of a binomial coefficient
 
 TOKEN = re.compile(r"\\[a-zA-Z]+|[0-9]+(?:\.[0-9]+)?|\S")
-FACTORIAL = re.compile(r"(?P<of>[0-9]+|[)}!])\s*!")
+FACTORIAL = re.compile(r"(?:(?P<of>[0-9]+)|(?P<group>[)}]))\s*!")
 CHOICE = re.compile(r"\\[dt]?binom\s*\{\s*([0-9]+)\s*\}\s*\{\s*([0-9]+)\s*\}")
 OPENING, CLOSING = "([{", ")]}"
 
@@ -38,11 +38,10 @@ def too_complex(text: str) -> str:
     if deepest > DEEPEST:
         return f"{deepest} brackets in each other, more than {DEEPEST}"
     for factorial in FACTORIAL.finditer(text):
-        of = factorial["of"]
-        if of.isdigit() and _value(of) > LARGEST_FACTORIAL:
-            return f"the factorial of {of:.20}, more than {LARGEST_FACTORIAL:,}"
-        if not of.isdigit() and not any(sign.isalpha() for sign in text):
+        if factorial["group"] and not any(sign.isalpha() for sign in text):
             return "the factorial of something computed"
+        if factorial["of"] and _value(factorial["of"]) > LARGEST_FACTORIAL:
+            return f"the factorial of {factorial['of']:.20}, more than {LARGEST_FACTORIAL:,}"
     for choice in CHOICE.finditer(text):
         if max(map(_value, choice.groups())) > LARGEST_CHOICE:
             return f"a binomial coefficient of more than {LARGEST_CHOICE:,}"
