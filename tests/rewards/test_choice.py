@@ -1,0 +1,102 @@
+"""The part `choice`: which letter an answer names, and which rows it can be asked of."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from asyncrl.config.rewards import Choice
+from asyncrl.rewards.base import BadRow
+from asyncrl.rewards.choice import ChoiceAnswer, letters
+
+OPTIONS = ["a dog", "two cats", "a horse", "none"]
+LETTERS, TEXTS = ChoiceAnswer(Choice()), ChoiceAnswer(Choice(options="choices"))
+
+
+def row(answer: object, options: object = OPTIONS) -> dict[str, Any]:
+    return {"id": "7", "answer": answer, "info": {"choices": options}}
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        (r"\boxed{B}", "B"),
+        (r"\boxed{b}", "B"),
+        (r"\boxed{\text{(B)}}", "B"),
+        (r"\boxed{\textbf{B}}", "B"),
+        (r"\boxed{B. two cats}", "B"),
+        (r"Answer: A. No, wait: \boxed{B}", "B"),
+        (r"\boxed{E}", ""),
+        (r"\boxed{B", ""),
+        (r"\boxed{A, B}", "AB"),
+        ("Answer: B", "B"),
+        ("answer is (B).", "B"),
+        ("The answer is: **B**", "B"),
+        ("**Answer:** B", "B"),
+        ("Final answer: option C", "C"),
+        ("Answer: A\nAnswer: B", "B"),
+        ("Answer: B because A is wrong", "B"),
+        ("Answer: A or B", "AB"),
+        ("Answer: B, C", "BC"),
+        ("The correct answer is **(B) two cats**", "B"),
+        ("Answer: A dog", "A"),
+        ("B", "B"),
+        ("b.", "B"),
+        ("(B)", "B"),
+        ("**B**", "B"),
+        ("B) two cats", "B"),
+        ("(A) is too small, so it must be (B)", "AB"),
+        ("two cats", "B"),
+        ("I count.\nThere are two cats.", "B"),
+        ("a dog and two cats", "AB"),
+        ("I have no idea", ""),
+        ("I think so", ""),
+        ("", ""),
+        ("\ud800", ""),
+    ],
+)
+def test_the_letter_that_an_answer_names(text: str, named: str) -> None:
+    assert letters(text, OPTIONS) == set(named)
+
+
+def test_one_letter_is_compared_several_are_ambiguous_and_none_is_no_answer() -> None:
+    def verdict(text: str, finish_reason: str = "stop") -> tuple[float | None, str]:
+        finding = TEXTS.verify(row("B"), {"text": text, "finish_reason": finish_reason})
+        return finding.parts["choice"], finding.wrong
+
+    assert verdict("Answer: B") == (1.0, "")
+    assert verdict("Answer: C") == (0.0, "wrong_answer")
+    assert verdict("Answer: B or C") == (0.0, "ambiguous")
+    assert verdict("Answer:") == (0.0, "no_answer")
+    assert verdict("Answer: B", "length") == (0.0, "cut_off")
+
+
+@pytest.mark.parametrize("answer", ["B", " b ", "(B)", "B.", 1, "two cats", " Two  Cats"])
+def test_what_is_right_is_a_letter_a_position_or_the_text_of_an_option(answer: object) -> None:
+    TEXTS.check(row(answer))
+    assert TEXTS.verify(row(answer), {"text": r"\boxed{B}", "finish_reason": "stop"}).parts == {"choice": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("answer", "options"),
+    [("E", OPTIONS), (4, OPTIONS), (-1, OPTIONS), (True, OPTIONS), (None, OPTIONS), ("", OPTIONS), ("three", OPTIONS)]
+    + [("x", ["x", "x"]), ("A", ["x"]), ("A", None), ("A", "xy"), ("A", ["x"] * 27)],
+)
+def test_a_row_without_one_right_letter_is_named(answer: object, options: object) -> None:
+    with pytest.raises(BadRow, match="row 7: "):
+        TEXTS.check(row(answer, options))
+
+
+def test_without_a_column_the_letters_are_a_to_d() -> None:
+    LETTERS.check({"id": "7", "answer": "D", "info": {}})
+    with pytest.raises(BadRow, match="a letter out of ABCD"):
+        LETTERS.check({"id": "7", "answer": "E", "info": {}})
+
+
+@given(st.text(alphabet="ABab ()*.:,\n\\{}", max_size=30), st.lists(st.text(max_size=5), min_size=2, max_size=5))
+def test_only_letters_that_there_are_are_named_and_nothing_raises(text: str, options: list[str]) -> None:
+    for around in ("{}", r"\boxed{{{}}}", "Answer: {}"):
+        assert letters(around.format(text), options) <= set("ABCDE"[: len(options)])
