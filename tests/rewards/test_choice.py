@@ -82,8 +82,11 @@ def test_what_is_right_is_a_letter_a_position_or_the_text_of_an_option(answer: o
 
 @pytest.mark.parametrize(
     ("answer", "options"),
-    [("E", OPTIONS), (4, OPTIONS), (-1, OPTIONS), (True, OPTIONS), (None, OPTIONS), ("", OPTIONS), ("three", OPTIONS)]
-    + [("x", ["x", "x"]), ("A", ["x"]), ("A", None), ("A", "xy"), ("A", ["x"] * 27)],
+    [
+        *((answer, OPTIONS) for answer in ("E", 4, -1, True, None, "", "three")),
+        *(("A", options) for options in (["x"], None, "xy", ["x"] * 27)),
+        ("x", ["x", "x"]),
+    ],
 )
 def test_a_row_without_one_right_letter_is_named(answer: object, options: object) -> None:
     with pytest.raises(BadRow, match="row 7: "):
