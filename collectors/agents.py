@@ -31,7 +31,7 @@ from asyncrl.collectors.endpoint.session import Ended, Model, Session
 from asyncrl.collectors.episode import Episode, EpisodeLost, Played, Player, Sampler, Turn
 from asyncrl.collectors.single import nothing_sampled
 from asyncrl.environments.processes import CallFailed, Processes, ProcessesLost
-from asyncrl.rewards.scoring import Score, Scoring
+from asyncrl.rewards.scoring import Score, Scores
 from asyncrl.tasks.base import TaskError
 
 logger = logging.getLogger(__name__)
@@ -51,7 +51,7 @@ class AgentPlayer(Player):
         self,
         endpoint: Endpoint,
         processes: Processes,
-        scoring: Scoring,
+        scoring: Scores,
         model: Model,
         *,
         calls: int,

@@ -18,7 +18,7 @@ from asyncrl.config.recipe import AgentTask, CustomTask, Recipe, SimulatedEngine
 from asyncrl.config.sizes import size_bytes
 from asyncrl.environments.live import Live, LiveEnvironment, Tools
 from asyncrl.environments.processes import Processes
-from asyncrl.rewards.scoring import Scoring
+from asyncrl.rewards.scoring import Scores
 from asyncrl.tasks.verify import scoring_of
 
 
@@ -61,7 +61,7 @@ def task_parts(recipe: Recipe, model_path: Path | None) -> tuple[Prompts, Player
 
 
 def _agents(
-    recipe: Recipe, task: AgentTask | VerifiersTask, prompts: TaskPrompts, scoring: Scoring, factory: str
+    recipe: Recipe, task: AgentTask | VerifiersTask, prompts: TaskPrompts, scoring: Scores, factory: str
 ) -> Player:
     # Here: the server is of an extra, which only agents need.
     from asyncrl.collectors.agents import AgentPlayer
@@ -73,7 +73,13 @@ def _agents(
         Endpoint(host=collector.endpoint.host, port=collector.endpoint.port),
         _processes(task, factory),
         scoring,
-        Model(prompts.tokenizer, prompts.stop_token_ids, prompts.max_length, task.tool_format),
+        Model(
+            prompts.tokenizer,
+            prompts.stop_token_ids,
+            prompts.max_length,
+            task.tool_format,
+            task.chat_template_args,
+        ),
         calls=collector.max_turns,
         seconds=collector.episode_timeout_s,
         at_once=derive(recipe).most_groups * collector.group_size,

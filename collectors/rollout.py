@@ -6,21 +6,26 @@ wherever it is generated.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from asyncrl.collectors.engines.base import Sampling
-from asyncrl.config.recipe import Recipe
-from asyncrl.tasks.base import Message, Row, Split, Task
-from asyncrl.tasks.build import build_task, shuffled
-from asyncrl.tasks.chat import check_template, end_token_ids, render
+from asyncrl.config.recipe import MixtureTask, Recipe, mixed_tasks
+from asyncrl.tasks.base import Message, Row, Task
+from asyncrl.tasks.build import build_task
+from asyncrl.tasks.chat import NO_ARGUMENTS, Shown, check_template, end_token_ids, render, unseen
 from asyncrl.tasks.conversing import check_template_turns, check_turns, converses, tool_schemas
-from asyncrl.tasks.order import row_index
+from asyncrl.tasks.mixture import Mixture, task_of
+from asyncrl.tasks.tools import row_tools
+from asyncrl.tasks.training import RowOf, train_rows
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+logger = logging.getLogger(__name__)
 
 SIMULATED = "simulated"  # the name of its task
 SIMULATED_PROMPT = (1, 2, 3)  # a simulated engine reads no prompt; a record needs one
@@ -70,25 +75,25 @@ class Prompts(Protocol):
 
 
 class TaskPrompts:
-    """The rows of the recipe's task through the model's own chat template. Implements Prompts."""
+    """The rows of the recipe's task, or of several, through the model's own chat template. Implements Prompts."""
 
     def __init__(
         self,
         task: Task,
         tokenizer: PreTrainedTokenizerBase,
         *,
-        seed: int,
-        shuffle: bool,
+        train_row: RowOf,
         max_length: int | None,
         stop_token_ids: tuple[int, ...],
+        template_args: Mapping[str, Mapping[str, Any]] = NO_ARGUMENTS,
     ) -> None:
-        """`max_length`: tokens of prompt and answers together; None: unbounded."""
+        """`train_row`: the row of an ordinal. `max_length`: tokens of prompt and answers together; None: unbounded.
+        `template_args`: what the chat template gets besides messages and tools, by name of the row's task."""
         self.stop_token_ids = stop_token_ids
         self.tokenizer, self.max_length = tokenizer, max_length
         self.tools = tool_schemas(task)
         self.converses = converses(task)
-        self._task = task
-        self._seed, self._shuffle = seed, shuffle
+        self._task, self._train_row, self._template_args = task, train_row, template_args
 
     @classmethod
     def load(cls, recipe: Recipe, model_path: Path) -> TaskPrompts:
@@ -106,23 +111,23 @@ class TaskPrompts:
         task = build_task(recipe.task, seed=recipe.run.seed)
         check_turns(task, max_turns=recipe.collector.max_turns)
         check_template_turns(task, recipe.task, tokenizer)
-        return cls(
+        mixed = mixed_tasks(recipe.task) if isinstance(recipe.task, MixtureTask) else {task.name: recipe.task}
+        prompts = cls(
             task,
             tokenizer,
-            seed=recipe.run.seed,
-            shuffle=shuffled(recipe.task),
+            train_row=train_rows(task, recipe.task, seed=recipe.run.seed),
+            template_args={name: one.chat_template_args for name, one in mixed.items()},
             max_length=min((n for n in (recipe.model.max_length, own_length) if n is not None), default=None),
             stop_token_ids=end_token_ids(tokenizer, generation),
         )
+        prompts.warn_of_unseen()
+        return prompts
 
     def train(self, ordinal: int) -> Prompt:
-        def index(rows: int) -> int:
-            return row_index(ordinal, rows, seed=self._seed, shuffle=self._shuffle)
-
-        return self._prompt("train", index)
+        return self._prompt(lambda: self._train_row(ordinal))
 
     def heldout(self, index: int) -> Prompt:
-        return self._prompt("heldout", lambda _: index)
+        return self._prompt(lambda: self._task.rows("heldout")[index])
 
     @property
     def heldout_rows(self) -> int:
@@ -138,20 +143,41 @@ class TaskPrompts:
         """A row's conversation. Raises what the task raises."""
         return self._task.messages(row)
 
-    def _prompt(self, split: Split, index: Callable[[int], int]) -> Prompt:
+    def shown(self, row: Row) -> Shown:
+        """What the chat template gets of a row besides its messages. Raises TaskError for tools that are none."""
+        arguments = self._template_args.get(self._name_of(row), NO_ARGUMENTS)
+        return {"tools": self.tools or row_tools(row) or None, "arguments": arguments}
+
+    def warn_of_unseen(self) -> None:
+        """Warn where the template does not show what it is given, by each task's first row. Raises what reading rows
+        and rendering them raises."""
+        rows = self._task.rows("train")
+        for row in map(rows.__getitem__, range(len(self._task.tasks) if isinstance(self._task, Mixture) else 1)):
+            for name in unseen(self.tokenizer, self.messages(row), self.shown(row)):
+                logger.warning(
+                    "row %s: %s changes nothing in the prompt: the chat template does not know it, or does the same by "
+                    "itself",
+                    *(row.id, name),
+                )
+
+    def _name_of(self, row: Row) -> str:
+        return task_of(row.id) if isinstance(self._task, Mixture) else self._task.name
+
+    def _prompt(self, read: Callable[[], Row]) -> Prompt:
+        task = self._task.name
         try:
-            rows = self._task.rows(split)
-            row = rows[index(len(rows))]
-            token_ids = tuple(render(self.tokenizer, self.messages(row), tools=self.tools or None))
+            row = read()
+            task = self._name_of(row)
+            token_ids = tuple(render(self.tokenizer, self.messages(row), **self.shown(row)))
         except Exception as error:  # rows and messages are the user's program: they raise what they like
-            raise PromptError("row_error", f"{type(error).__name__}: {error}", task=self._task.name) from error
+            raise PromptError("row_error", f"{type(error).__name__}: {error}", task=task) from error
         if self.max_length is not None and len(token_ids) > self.max_length - 1:
             raise PromptError(
                 "prompt_too_long",
                 f"row {row.id} has {len(token_ids)} tokens, the model takes {self.max_length} with the answer",
-                task=self._task.name,
+                task=task,
             )
-        return Prompt(row, token_ids, self._task.name)
+        return Prompt(row, token_ids, task)
 
 
 class SimulatedPrompts:

@@ -19,7 +19,7 @@ from asyncrl import schema
 from asyncrl.buffers.base import FailKind, GroupHeader, Ticket
 from asyncrl.collectors.engines.base import Completion
 from asyncrl.collectors.rollout import Prompt, Prompts
-from asyncrl.rewards.scoring import Score, Scoring
+from asyncrl.rewards.scoring import Score, Scores
 from asyncrl.rewards.shaping import OUTCOME
 from asyncrl.schema import Group, Trajectory
 from asyncrl.tasks.base import Answer
@@ -46,7 +46,7 @@ class Scorer(Protocol):
 class TaskScorer:
     """The task's own scores, from its verifier processes. Implements Scorer."""
 
-    def __init__(self, scoring: Scoring, prompts: Prompts) -> None:
+    def __init__(self, scoring: Scores, prompts: Prompts) -> None:
         self._scores = scoring
         self._prompts = prompts
 

@@ -30,7 +30,7 @@ from asyncrl.collectors.single import ask, nothing_sampled
 from asyncrl.environments.base import INVALID, LOST, RAISED, EnvironmentFailed, EnvironmentLost, Step
 from asyncrl.environments.live import Live
 from asyncrl.environments.processes import Processes, ProcessesLost
-from asyncrl.rewards.scoring import Score, Scoring
+from asyncrl.rewards.scoring import Score, Scores
 from asyncrl.tasks.base import Answer, Message, TaskError
 from asyncrl.tasks.history import Rendered, answered, rendered, went_on
 from asyncrl.tasks.scorer import TURNS
@@ -59,7 +59,7 @@ class TurnPlayer(Player):
     def __init__(
         self,
         prompts: TaskPrompts,
-        scoring: Scoring,
+        scoring: Scores,
         processes: Processes,
         live: Callable[[], Live],
         *,
@@ -188,14 +188,15 @@ class _Run:
 
     async def turns_to_the_end(self) -> str:
         """Play; "", or why there is nothing to score. Raises EnvironmentFailed, EnvironmentLost, EngineError."""
-        episode, tokenizer, tools = self.episode, self._prompts.tokenizer, self._prompts.tools or None
+        episode, tokenizer = self.episode, self._prompts.tokenizer
+        shown = self._prompts.shown(episode.prompt.row)
         self._unasked = Turn(episode.request(), nothing_sampled("the environment failed before the first answer"))
         # The same for all members: they are attempts at one and the same thing.
         seed = request_seed(episode.run, episode.ordinal, 0, 0, 0)
         opening = await self.answer(self.live.reset(episode.prompt.row, seed))
         conversation = self._own_opening() if opening is None else list(opening)
         try:
-            before = rendered(tokenizer, conversation, tools=tools)
+            before = rendered(tokenizer, conversation, **shown)
             while True:
                 room = math.inf if self._limits.max_length is None else self._limits.max_length - len(before.token_ids)
                 if room < 1:
@@ -216,7 +217,7 @@ class _Run:
                     return self._end_by("max_turns")
                 if time.monotonic() >= self._deadline:
                     return self._end_by("timeout")
-                before = went_on(tokenizer, after, [*conversation, *self.messages], tools=tools)
+                before = went_on(tokenizer, after, [*conversation, *self.messages], **shown)
         except TaskError as error:  # the template refuses what the environment says
             raise EnvironmentFailed(INVALID, str(error)) from error
 

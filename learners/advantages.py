@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncrl.config.recipe import Recipe
+from asyncrl.config.recipe import MixtureTask, Recipe, SingleTask, Task, mixed_tasks
 from asyncrl.config.rewards import declared
 from asyncrl.learners.batch import first_of_each
 from asyncrl.schema import Packed
@@ -95,7 +95,8 @@ def _of_members(packed: Packed, begins: NDArray[np.bool_], recipe: Recipe) -> Ad
         return replace(advantages(rewards, groups, "group-mean"), values=np.where(np.isnan(rewards), 0.0, rewards))
     if kind == "gdpo":
         parts = packed.table.column("reward_parts").filter(begins).to_pylist()
-        return _gdpo(rewards, groups, parts, part_weights(recipe), scale=recipe.task.reward_scale)
+        tasks = packed.table.column("task").filter(begins).to_pylist()
+        return _gdpo(rewards, groups, parts, [_task_of(recipe.task, name) for name in tasks])
     within: dict[str | None, Kind] = {
         "group-mean-std": "group-mean-std",
         "group-mean-batch-std": "group-mean",
@@ -106,35 +107,39 @@ def _of_members(packed: Packed, begins: NDArray[np.bool_], recipe: Recipe) -> Ad
     return advantages(rewards, groups, within[kind])
 
 
-def part_weights(recipe: Recipe) -> dict[str, float]:
-    """Of each reward part, as far as the recipe has them; the others weigh 1."""
-    return {name: number.weight for name, number in declared(recipe.task.rewards).items()}
+def _task_of(task: Task, name: str) -> SingleTask:
+    """The task of a row; `name`: as its record has it."""
+    return mixed_tasks(task)[name] if isinstance(task, MixtureTask) else task
 
 
 def _gdpo(
     rewards: NDArray[np.float64],
     groups: NDArray[np.int64],
     told: Sequence[Sequence[tuple[str, float | None]]],
-    weights: dict[str, float],
-    *,
-    scale: float,
+    tasks: Sequence[SingleTask],
 ) -> Advantages:
-    """told [members]: the parts of each."""
+    """told [members]: the parts of each. tasks [members]: says what they weigh; of one without weight, 1."""
     parts: dict[str, NDArray[np.float64]] = {}
-    for member, found in enumerate(told):
+    weights: dict[str, NDArray[np.float64]] = {}
+    summed = np.zeros(len(rewards))
+    declared_by = {id(task): declared(task.rewards) for task in tasks}
+    for member, (found, task) in enumerate(zip(told, tasks, strict=True)):
+        numbers = declared_by[id(task)]
         for name, value in found:
             part = parts.setdefault(name, np.full(len(rewards), np.nan))
             part[member] = np.nan if value is None or np.isnan(rewards[member]) else value
-    summed = sum((weights.get(name, 1.0) * part for name, part in parts.items()), np.zeros(len(rewards)))
+            weight = weights.setdefault(name, np.ones(len(rewards)))
+            weight[member] = numbers[name].weight if name in numbers else 1.0
+            summed[member] += task.reward_scale * weight[member] * part[member]
     scored = ~np.isnan(rewards)
-    if not np.allclose(scale * summed[scored], rewards[scored], rtol=1e-6, atol=1e-9):
+    if not np.allclose(summed[scored], rewards[scored], rtol=1e-6, atol=1e-9):
         raise ValueError(
             f"objective.advantage is gdpo, but the parts {', '.join(sorted(parts))} do not add up to the reward: it "
             "knows no part_weights of a task's own class. Let score return parts that are multiplied already"
         )
     values = np.zeros(len(rewards))
     for name, part in parts.items():
-        values += weights.get(name, 1.0) * advantages(_leveled(part, groups), groups, "group-mean-std").values
+        values += weights[name] * advantages(_leveled(part, groups), groups, "group-mean-std").values
     result = advantages(rewards, groups, "group-mean")
     flat = len(np.unique(groups)) - len(np.unique(groups[values != 0]))
     return replace(result, values=values, equal=flat - result.alone - result.unscored)

@@ -19,7 +19,7 @@ from asyncrl.buffers.archive import Archive
 from asyncrl.buffers.base import Buffer, Lease, Stats
 from asyncrl.buffers.blocked import IN_MESSAGE, blocked_table
 from asyncrl.buffers.store import StoreAway
-from asyncrl.config.recipe import Recipe
+from asyncrl.config.recipe import Recipe, reward_parts
 from asyncrl.config.rewards import declared, violations
 from asyncrl.learners import checkpoint as checkpoints
 from asyncrl.learners.batch import check_lineages, check_once
@@ -219,7 +219,7 @@ class Learner:
                 seen,
                 first=step.first,
                 update=self.recipe.weights.update,
-                violations=violations(declared(self.recipe.task.rewards)),
+                violations=violations(declared(reward_parts(self.recipe.task))),
             ),
             "ranks/idle_passes": seen.idle_passes,
             "ranks/imbalance": step.imbalance,

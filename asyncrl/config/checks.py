@@ -11,10 +11,12 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from asyncrl.config.agent_checks import check_agent
+from asyncrl.config.curriculum import check_curriculum
 from asyncrl.config.derived import derive
 from asyncrl.config.devices import check_devices
 from asyncrl.config.engine_checks import check_engine
 from asyncrl.config.errors import RecipeError, quoted
+from asyncrl.config.mixture_checks import check_mixture, check_template_args
 from asyncrl.config.objective_checks import check_objective
 from asyncrl.config.packages import ReasoningGymTask, VerifiersTask, check_reasoning_gym, check_verifiers
 from asyncrl.config.recipe import (
@@ -22,13 +24,16 @@ from asyncrl.config.recipe import (
     AgentTask,
     CustomTask,
     Model,
+    MixtureTask,
     Recipe,
     ReverseTask,
     SamplingConfig,
     SingleTurnTask,
+    SingleTask,
     TransformersEngine,
     WeightsConfig,
 )
+    tasks_by_key,
 from asyncrl.config.reward_checks import check_rewards
 from asyncrl.config.secrets import masked
 from asyncrl.config.sizes import size_bytes, size_text
@@ -49,7 +54,7 @@ def check(recipe: Recipe) -> None:
     """Raise RecipeError for the first rule this recipe breaks. Touches no file and no network."""
     check_run_name(recipe.run.name)
     check_model(recipe.model)
-    _check_task(recipe)
+    _check_tasks(recipe)
     _check_buffer(recipe)
     check_engine(recipe)
     _check_sampling(recipe)
@@ -72,9 +77,12 @@ def check_files(recipe: Recipe) -> None:
 def missing_files(recipe: Recipe) -> Iterator[RecipeError]:
     """What `check_files` raises, one after the other."""
     checks: list[Callable[[], None]] = []
-    if isinstance(recipe.task, SingleTurnTask | AgentTask):
-        named = ((name, getattr(recipe.task.data, name)) for name in ("train", "heldout"))
-        checks += [partial(check_data_file, f"task.data.{name}", path) for name, path in named if path is not None]
+    for key, task in tasks_by_key(recipe.task).items():
+        if isinstance(task, SingleTurnTask | AgentTask):
+            named = ((name, getattr(task.data, name)) for name in ("train", "heldout"))
+            checks += [partial(check_data_file, f"{key}.data.{name}", path) for name, path in named if path is not None]
+        if task.curriculum is not None:
+            checks.append(partial(_check_pass_rates, f"{key}.curriculum.pass_rates", task.curriculum.pass_rates))
     checks += [partial(check_model_folder, recipe.model), partial(_check_interface, recipe.weights)]
     for check_one in checks:
         try:
@@ -96,6 +104,12 @@ def check_data_file(key: str, given: str | Sequence[str]) -> None:
 
 def check_model_folder(model: Model) -> None:
     """Raise RecipeError if model.path is a folder's, and there is no such folder."""
+def _check_pass_rates(key: str, path: str) -> None:
+    """The folder of a run will do too."""
+    if not Path(path).expanduser().is_dir():
+        check_data_file(key, path)
+
+
     path = model.path
     if path.startswith((".", "/", "~")) and not Path(path).expanduser().is_dir():
         raise RecipeError(
@@ -133,30 +147,39 @@ def check_model(model: Model) -> None:
         raise RecipeError("model.lora.target_modules is []; write all-linear, or names such as [q_proj, v_proj]")
 
 
-def _check_task(recipe: Recipe) -> None:
-    task = recipe.task
+def _check_tasks(recipe: Recipe) -> None:
+    if isinstance(recipe.task, MixtureTask):
+        check_mixture(recipe.task)
+    for key, task in tasks_by_key(recipe.task).items():
+        _check_task(key, task, recipe)
+        check_template_args(key, task)
+        if task.curriculum is not None:
+            check_curriculum(f"{key}.curriculum", task.curriculum)
+
+
+def _check_task(key: str, task: SingleTask, recipe: Recipe) -> None:
     if isinstance(task, CustomTask) and not _CLASS.fullmatch(task.type):
-        raise RecipeError(f"task.type is {quoted(task.type)}; write module:Class, such as my_task:MyTask")
+        raise RecipeError(f"{key}.type is {quoted(task.type)}; write module:Class, such as my_task:MyTask")
     own = task if isinstance(task, AgentTask | CustomTask | VerifiersTask) else None
     if own is not None and own.memory_limit is not None and size_bytes(own.memory_limit) < LEAST_MEMORY:
         raise RecipeError(
-            f"task.memory_limit is {own.memory_limit}, and a process of Python's has more address space than that "
+            f"{key}.memory_limit is {own.memory_limit}, and a process of Python's has more address space than that "
             f"before it does anything. Use {size_text(LEAST_MEMORY)} or more, or leave it out"
         )
     if isinstance(task, AgentTask):
         check_agent(task, recipe.collector.endpoint)
     if isinstance(task, ReasoningGymTask):
-        check_reasoning_gym(task)
+        check_reasoning_gym(key, task)
     if isinstance(task, VerifiersTask):
-        check_verifiers(task)
+        check_verifiers(key, task)
     if isinstance(task, ReverseTask):
         shortest, longest = task.digits
         if shortest > longest:
-            raise RecipeError(f"task.digits is [{shortest}, {longest}]; write the shorter length first")
+            raise RecipeError(f"{key}.digits is [{shortest}, {longest}]; write the shorter length first")
         tokens = recipe.collector.sampling.max_tokens
         if recipe.model.path == "builtin:tiny" and tokens < longest + 1:
             raise RecipeError(
-                f"collector.sampling.max_tokens is {tokens}, but an answer of {longest} digits (task.digits) needs "
+                f"collector.sampling.max_tokens is {tokens}, but an answer of {longest} digits ({key}.digits) needs "
                 f"{longest + 1} with its end token; use {longest + 1} or more"
             )
 

@@ -33,18 +33,18 @@ class ReasoningGymTask(ScoringTask, frozen=True, kw_only=True):
     heldout_rows: Positive = 256  # questions that are never trained, all different
 
 
-def check_reasoning_gym(task: ReasoningGymTask) -> None:
+def check_reasoning_gym(key: str, task: ReasoningGymTask) -> None:
     """Raise RecipeError for datasets that cannot be meant. The package is not asked: it need not be here."""
     names = [dataset.name for dataset in task.datasets]
     if not names:
-        raise RecipeError("task.datasets is []; name at least one, such as [{name: spell_backward}]")
+        raise RecipeError(f"{key}.datasets is []; name at least one, such as [{{name: spell_backward}}]")
     if twice := next((name for name in names if names.count(name) > 1), None):
-        raise RecipeError(f"task.datasets has {quoted(twice)} twice; the package tells them apart by name. Keep one")
+        raise RecipeError(f"{key}.datasets has {quoted(twice)} twice; the package tells them apart by name. Keep one")
     for n, dataset in enumerate(task.datasets):
         if given := next((key for key in GIVEN if key in dataset.config), None):
             raise RecipeError(
-                f"task.datasets[{n}].config has {given}, of which training and held-out questions are made. Leave it "
-                "out, and write task.rows and task.heldout_rows"
+                f"{key}.datasets[{n}].config has {given}, of which training and held-out questions are made. Leave it "
+                f"out, and write {key}.rows and {key}.heldout_rows"
             )
 
 
@@ -63,14 +63,14 @@ class VerifiersTask(ScoringTask, frozen=True, kw_only=True):
     memory_limit: str | int | None = None  # with `env`: address space of an episode's process, as in 2GiB; null: any
 
 
-def check_verifiers(task: VerifiersTask) -> None:
+def check_verifiers(key: str, task: VerifiersTask) -> None:
     """Raise RecipeError for keys that cannot be meant. The package is not asked: it need not be here."""
     if not task.environment:
-        raise RecipeError("task.environment is empty; write the id of a taskset, such as reverse_text")
-    for key, args in (("args", task.args), ("heldout_args", task.heldout_args or {})):
+        raise RecipeError(f"{key}.environment is empty; write the id of a taskset, such as reverse_text")
+    for name, args in (("args", task.args), ("heldout_args", task.heldout_args or {})):
         if "id" in args:
-            raise RecipeError(f"task.{key}.id is {quoted(args['id'])}; write it as task.environment")
+            raise RecipeError(f"{key}.{name}.id is {quoted(args['id'])}; write it as {key}.environment")
     if task.heldout_args is not None and "task" in task.heldout_args:
-        raise RecipeError("task.heldout_args.task: both splits are scored in the same way. Write it under task.args")
+        raise RecipeError(f"{key}.heldout_args.task: both splits are scored in the same way. Write it under {key}.args")
     if task.env is not None and "taskset" in task.env:
-        raise RecipeError("task.env.taskset: write the taskset's configuration as task.args")
+        raise RecipeError(f"{key}.env.taskset: write the taskset's configuration as {key}.args")

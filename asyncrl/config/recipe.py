@@ -14,7 +14,7 @@ from msgspec.structs import force_setattr
 from asyncrl.config.objective import Objective, completed
 from asyncrl.config.packages import ReasoningGymTask, VerifiersTask
 from asyncrl.config.rewards import Exact, RewardedTask, RewardPart, ScoringTask
-from asyncrl.config.section import NonNegative, Positive, Seconds, Section, Several
+from asyncrl.config.section import Factor, NonNegative, Positive, Seconds, Section, Several
 
 BUILTIN_MODELS = ("builtin:tiny", "builtin:smollm2-135m")
 """Values of `model.path` that are made on this machine, not found."""
@@ -121,7 +121,7 @@ class CustomTask(ScoringTask, frozen=True, kw_only=True):
     memory_limit: str | int | None = None  # address space of an episode's process, as in 2GiB; null: any
 
 
-Task = (
+SingleTask = (
     ReverseTask
     | UppercaseTask
     | ErrandsTask
@@ -134,6 +134,50 @@ Task = (
 
 
 class Buffer(Section, frozen=True, kw_only=True):
+class MixedTask(Section, frozen=True, kw_only=True):
+    """One of several tasks."""
+
+    name: str | None = None  # in records and metrics; null: the type, of module:Class the class
+    weight: Factor = 1.0  # how often its rows are asked, beside those of the others
+    task: SingleTask  # with its own data and rewards; its answers have one turn
+
+
+class MixtureTask(Section, frozen=True, kw_only=True):
+    """Several tasks in one run (`docs/mixing.md`)."""
+
+    type: Literal["mixture"] = "mixture"
+    tasks: list[MixedTask]  # two or more
+
+
+Task = SingleTask | MixtureTask
+
+
+def mixed_name(mixed: MixedTask) -> str:
+    """What a task of a mixture is called in records and metrics.
+
+    >>> mixed_name(MixedTask(task=CustomTask(type="my_task:Upper")))
+    'Upper'
+    """
+    return mixed.name or mixed.task.type.rpartition(":")[2]
+
+
+def tasks_by_key(task: Task) -> dict[str, SingleTask]:
+    """Each task that rows come from, by its key in the recipe: `task`, or `task.tasks[0].task` and so on."""
+    if isinstance(task, MixtureTask):
+        return {f"task.tasks[{n}].task": mixed.task for n, mixed in enumerate(task.tasks)}
+    return {"task": task}
+
+
+def mixed_tasks(task: MixtureTask) -> dict[str, SingleTask]:
+    """The tasks of a mixture by name."""
+    return {mixed_name(mixed): mixed.task for mixed in task.tasks}
+
+
+def reward_parts(task: Task) -> list[RewardPart]:
+    """The recipe's reward parts, of all its tasks."""
+    return [part for one in tasks_by_key(task).values() for part in one.rewards]
+
+
     """Where groups wait between collectors and learner, and how old they may get (`docs/buffer.md`)."""
 
     url: str = "embedded"  # embedded: a server of the run's own; or redis://host:6379/0, rediss://..., unix:///path

@@ -5,7 +5,16 @@ from __future__ import annotations
 import re
 
 from asyncrl.config.errors import RecipeError, quoted
-from asyncrl.config.recipe import Collector, ErrandsTask, Recipe, ReverseTask, SingleTurnTask, UppercaseTask
+from asyncrl.config.recipe import (
+    Collector,
+    ErrandsTask,
+    Recipe,
+    ReverseTask,
+    SingleTask,
+    SingleTurnTask,
+    UppercaseTask,
+    tasks_by_key,
+)
 from asyncrl.config.rewards import Format, Function, Length, Overlong, Part, Regex, ToolCall, numbers
 
 FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
@@ -13,36 +22,40 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
 
 def check_rewards(recipe: Recipe) -> None:
-    """Raise RecipeError for the first reward part, scale or clip of `task` that makes no sense in this recipe."""
-    task = recipe.task
+    """Raise RecipeError for the first reward part, scale or clip of a task that makes no sense in this recipe."""
+    for key, task in tasks_by_key(recipe.task).items():
+        _check_task(key, task, recipe)
+
+
+def _check_task(key: str, task: SingleTask, recipe: Recipe) -> None:
     names = [name for part in task.rewards for name in numbers(part)]
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise RecipeError(
-            f"task.rewards has {twice} twice; parts are told apart by their names. Keep one of them, or give one a "
+            f"{key}.rewards has {twice} twice; parts are told apart by their names. Keep one of them, or give one a "
             "`name` of its own"
         )
     given = [part.name for part in task.rewards if part.name is not None]
     if odd := next((name for name in given if not NAME.fullmatch(name)), None):
         raise RecipeError(
-            f"task.rewards has a part called {quoted(odd)}, which is part of a metric's name. Use letters, digits, _, "
+            f"{key}.rewards has a part called {quoted(odd)}, which is part of a metric's name. Use letters, digits, _, "
             ". and -"
         )
     if isinstance(task, ReverseTask | UppercaseTask) and "exact" in names:
         raise RecipeError(
-            f"task.rewards has a part exact, which task.type {task.type} makes itself. Leave it out, or give it a "
+            f"{key}.rewards has a part exact, which {key}.type {task.type} makes itself. Leave it out, or give it a "
             "`name` of its own"
         )
     if isinstance(task, SingleTurnTask | ErrandsTask) and not any(part.role == "outcome" for part in task.rewards):
         said = f"has {', '.join(names)} only: nothing says whether an answer is right" if names else "is []"
-        raise RecipeError(f"task.rewards {said}; add {{type: exact}}, or another part of docs/rewards.md")
+        raise RecipeError(f"{key}.rewards {said}; add {{type: exact}}, or another part of docs/rewards.md")
     for n, part in enumerate(task.rewards):
-        _check_part(f"task.rewards[{n}]", part, recipe.collector)
+        _check_part(f"{key}.rewards[{n}]", part, recipe.collector)
     clip = task.reward_clip
     if clip is not None and clip[0] >= clip[1]:
-        raise RecipeError(f"task.reward_clip is {quoted(clip)}; write the lower bound first, such as [-1.0, 1.0]")
+        raise RecipeError(f"{key}.reward_clip is {quoted(clip)}; write the lower bound first, such as [-1.0, 1.0]")
     if clip is not None and recipe.objective.advantage == "gdpo":
         raise RecipeError(
-            f"task.reward_clip is {quoted(clip)}, but objective.advantage gdpo compares each part by itself and never "
+            f"{key}.reward_clip is {quoted(clip)}, but objective.advantage gdpo compares each part by itself and never "
             "looks at their sum, which is what is clipped. Leave it out, or take another advantage"
         )
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from msgspec import field
 
 from asyncrl.config.section import Factor, NonNegative, Positive, Seconds, Section
+from asyncrl.config.curriculum import Curriculum
 
 Role = Literal["outcome", "constraint", "violation"]
 """outcome: whether the answer is right. constraint: what it looks like; trained on, in no success. violation: what must
@@ -168,7 +169,7 @@ def part_name(part: Part) -> str:
 
 
 class RewardedTask(Section, frozen=True, kw_only=True):
-    """What every task has: its type, and what becomes of the sum of its reward parts."""
+    """What every task has but a mixture: its type, how its rows are shown, and what becomes of the sum of its parts."""
 
     type: str
     reward_scale: Factor = 1.0  # the weighted sum of all reward parts is multiplied by it
@@ -179,3 +180,5 @@ class ScoringTask(RewardedTask, frozen=True, kw_only=True):
     """A task that says itself what is right."""
 
     rewards: list[RewardPart] = field(default_factory=list)  # added to the task's own score
+    chat_template_args: dict[str, Any] = field(default_factory=dict)  # for the template, as in {enable_thinking: false}
+    curriculum: Curriculum | None = None  # train rows by measured pass rate; null: all of them

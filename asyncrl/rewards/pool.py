@@ -55,7 +55,7 @@ class VerifierPool:
         self._serving: set[asyncio.Task[None]] = set()
         self._spent: list[asyncio.subprocess.Process] = []  # killed, and perhaps not yet reaped
         self._weights: Mapping[str, float] = {}
-        self._closed = False
+        self._started = self._closed = False
 
     @property
     def weights(self) -> Mapping[str, float]:
@@ -63,13 +63,17 @@ class VerifierPool:
         return self._weights
 
     async def start(self) -> None:
-        """Start all workers, before any score. Raises VerifierError, and ends all, if one cannot build its scorer."""
+        """Start all workers, before any score; once they have started, do nothing. Raises VerifierError, and ends all,
+        if one cannot build its scorer."""
+        if self._started:
+            return
         outcomes = await asyncio.gather(*map(self._fill, self._slots), return_exceptions=True)
         for error in outcomes:
             if error is not None:
                 await self.close()
                 raise error
         self._idle.extend(self._slots)
+        self._started = True
 
     async def verdict(self, row: object, answer: object, *, timeout_s: float, part: str = "") -> Scored:
         """What a worker says of one answer, and the seconds that took. `row` and `answer` are dataclasses or mappings;

@@ -17,8 +17,9 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import msgspec
 
@@ -56,12 +57,29 @@ class Score:
         return self.reward if self.plain is None else self.plain
 
 
-class Scoring:
-    """All that scores in a collector. `rule` makes rewards of parts; None: their weighted sum.
+class Scores(Protocol):
+    """What scores answers: the verifiers of a task, or of several."""
+
+    async def start(self) -> None:
+        """Start all verifiers, before any score. Raises VerifierError, and ends all, if one cannot be."""
+
+    async def score(self, row: object, answer: object) -> Score:
+        """Score one answer. `row` and `answer` are dataclasses or mappings.
+
+        Never raises for the fault of an answer or of a verifier: `failure` names it. Raises VerifierError if nothing
+        can be scored any more. Cancelling it ends what was begun for it.
+        """
+
+    async def close(self) -> None:
+        """End all verifiers. Calls in flight and later ones raise VerifierError."""
+
+
+class Scoring(Scores):
+    """All that scores the answers of a task. `rule` makes rewards of parts; None: their weighted sum.
 
     limited: parts with a limit of their own, seconds, by name. remotes: by name. weights: of parts, beside those that
-    the task gives its own. replaced: parts that are not asked where the answer brings `parts` of its own, such as an
-    agent's reward. counts: answers by failure, and "scored".
+    the task gives its own; `own` finds these among the pool's. replaced: parts that are not asked where the answer
+    brings `parts` of its own, such as an agent's reward. counts: answers by failure, and "scored".
     """
 
     def __init__(
@@ -72,6 +90,7 @@ class Scoring:
         limited: Mapping[str, float] | None = None,
         remotes: Mapping[str, Remote] | None = None,
         weights: Mapping[str, float] | None = None,
+        own: Callable[[Mapping[str, float]], Mapping[str, float]] = dict,
         replaced: frozenset[str] = frozenset(),
         rule: Rule | None = None,
     ) -> None:
@@ -81,13 +100,13 @@ class Scoring:
         self._limited = dict(limited or {})
         self._remotes = dict(remotes or {})
         self._weights = dict(weights or {})
+        self._own = own
         self._replaced = replaced
         self._rule = rule or Rule()
         self._shapes = rule is not None
         self._names: tuple[str, ...] | None = None  # of the parts of the first score
 
     async def start(self) -> None:
-        """Start all verifiers, before any score. Raises VerifierError, and ends all, if one cannot be."""
         starts = [self._pool.start(), *(remote.start() for remote in self._remotes.values())]
         outcomes = await asyncio.gather(*starts, return_exceptions=True)
         for error in outcomes:
@@ -96,11 +115,6 @@ class Scoring:
                 raise error
 
     async def score(self, row: object, answer: object) -> Score:
-        """Score one answer. `row` and `answer` are dataclasses or mappings.
-
-        Never raises for the fault of an answer or of a verifier: `failure` names it. Raises VerifierError if nothing
-        can be scored any more. Cancelling it ends what was begun for it.
-        """
         calls: list[Awaitable[Scored]] = [self._pool.verdict(row, answer, timeout_s=self._timeout_s)]
         brings = self._replaced if isinstance(answer, Mapping) and answer.get("parts") is not None else frozenset()
         for part, limit_s in self._limited.items():
@@ -113,11 +127,13 @@ class Scoring:
         return self._finish(joined([scored.verdict for scored in found]), sum(scored.seconds for scored in found))
 
     async def close(self) -> None:
-        """End all verifiers. Calls in flight and later ones raise VerifierError."""
         await asyncio.gather(self._pool.close(), *(remote.close() for remote in self._remotes.values()))
 
     def _finish(self, verdict: Verdict, seconds: float) -> Score:
-        weights = {**self._pool.weights, **{name: w for name, w in self._weights.items() if name in verdict.parts}}
+        weights = {
+            **self._own(self._pool.weights),
+            **{name: w for name, w in self._weights.items() if name in verdict.parts},
+        }
         reward = outcome = math.nan
         if not verdict.failure:
             reward, outcome = self._rule.reward(verdict.parts, weights), self._rule.outcome(verdict.parts, weights)
@@ -137,6 +153,28 @@ class Scoring:
             return Score(verdict.parts, math.nan, verdict.failure, detail=verdict.detail, seconds=seconds)
         plain = outcome if self._shapes else None
         return Score(verdict.parts, reward, "", plain, verdict.wrong, verdict.read, verdict.detail, seconds)
+
+
+class ScoringByTask(Scores):
+    """The scores of several tasks, each with its own parts, weights and rule. `task_of`: the task of a row's id."""
+
+    def __init__(self, tasks: Mapping[str, Scoring], task_of: Callable[[str], str]) -> None:
+        self._tasks, self._task_of = tasks, task_of
+
+    async def start(self) -> None:
+        for scoring in self._tasks.values():  # one after the other: they share a pool, which the first one starts
+            try:
+                await scoring.start()
+            except BaseException:
+                await self.close()
+                raise
+
+    async def score(self, row: object, answer: object) -> Score:
+        row_id = row["id"] if isinstance(row, Mapping) else row.id  # type: ignore[attr-defined]  # Scores.score
+        return await self._tasks[self._task_of(row_id)].score(row, answer)
+
+    async def close(self) -> None:
+        await asyncio.gather(*(scoring.close() for scoring in self._tasks.values()))
 
 
 async def _asked(remote: Remote, row: object, answer: object) -> Scored:

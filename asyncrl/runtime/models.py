@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 
 from asyncrl.config.cache_folder import cache_root
-from asyncrl.config.recipe import BUILTIN_MODELS, Model, Recipe, ReverseTask, SimulatedEngine
+from asyncrl.config.recipe import BUILTIN_MODELS, Model, Recipe, ReverseTask, SimulatedEngine, tasks_by_key
 from asyncrl.config.sft import SftRecipe
 from asyncrl.learners.cache import tiny_name
 from asyncrl.learners.smollm2 import NAME as SMOLLM2
@@ -69,8 +69,8 @@ def resolve(recipe: Recipe | SftRecipe) -> Path:
 
 def _digits(recipe: Recipe | SftRecipe) -> tuple[int, int]:
     """What `builtin:tiny` is warm-started on."""
-    reverse = recipe.task if isinstance(recipe, Recipe) and isinstance(recipe.task, ReverseTask) else ReverseTask()
-    return reverse.digits
+    tasks = tasks_by_key(recipe.task).values() if isinstance(recipe, Recipe) else ()
+    return next((task.digits for task in tasks if isinstance(task, ReverseTask)), ReverseTask().digits)
 
 
 def find_tokenizer(recipe: Recipe) -> Path | None:

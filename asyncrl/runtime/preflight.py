@@ -17,9 +17,10 @@ from asyncrl.config.recipe import Recipe, to_builtins
 from asyncrl.learners.cache import BuiltinModelError
 from asyncrl.runtime import compiler, engine_package, models, planner, sinks
 from asyncrl.runtime.planner import Plan
-from asyncrl.runtime.task_check import OTHERS_CODE, check_apart
+from asyncrl.runtime.task_check import check_apart, others_code
 from asyncrl.tasks.base import NotInstalled
 from asyncrl.tasks.build import build_task
+from asyncrl.tasks.training import train_rows
 
 EMBEDDED = "embedded"
 CONNECT_S = 5.0
@@ -104,10 +105,11 @@ async def _check(
 async def _check_task_and_model(recipe: Recipe, *, fetch: bool) -> Path | None:
     """The folder of the model, None for a built-in one."""
     conversing = False
-    if isinstance(recipe.task, OTHERS_CODE):
+    if others_code(recipe.task):
         conversing = await check_apart(recipe)
     else:
-        build_task(recipe.task, seed=recipe.run.seed)
+        task = build_task(recipe.task, seed=recipe.run.seed)
+        train_rows(task, recipe.task, seed=recipe.run.seed)
     folder = models.check(recipe, fetch=fetch)
     if conversing and folder is not None:
         await check_apart(recipe, model_path=folder)

@@ -17,12 +17,9 @@ from pathlib import Path
 import msgspec
 
 from asyncrl.config.packages import ReasoningGymTask, VerifiersTask
-from asyncrl.config.recipe import AgentTask, CustomTask, Recipe, to_builtins
+from asyncrl.config.recipe import AgentTask, CustomTask, Recipe, Task, tasks_by_key, to_builtins
 from asyncrl.runtime import tether
 from asyncrl.tasks.base import NotInstalled, TaskError
-
-OTHERS_CODE = (AgentTask, CustomTask, ReasoningGymTask, VerifiersTask)
-"""Tasks that are checked here: the user's own, and those of packages."""
 
 LIMIT_S = 120.0
 """For importing whatever the module imports and looking at its rows."""
@@ -40,6 +37,12 @@ LACKING = 13
 """As WRONG, of a task whose package is not on this machine."""
 
 MARK = "\0task error\0"
+
+
+def others_code(task: Task) -> bool:
+    """Whether it is checked here: the user's own, one of a package, or a mixture with such a one."""
+    foreign = (AgentTask, CustomTask, ReasoningGymTask, VerifiersTask)
+    return any(isinstance(one, foreign) for one in tasks_by_key(task).values())
 
 
 async def check_apart(recipe: Recipe, *, model_path: Path | None = None) -> bool:
@@ -89,11 +92,13 @@ def main() -> None:
     from asyncrl.tasks.agent import check_agent
     from asyncrl.tasks.build import build_task
     from asyncrl.tasks.conversing import check_template_turns, check_turns, converses
+    from asyncrl.tasks.training import train_rows
 
     request = json.load(sys.stdin)
     config = convert({"task": request["task"]}).task
     try:
         task = build_task(config, seed=request["seed"])
+        train_rows(task, config, seed=request["seed"])
         check_turns(task, max_turns=request["max_turns"])
         if isinstance(config, AgentTask):
             check_agent(config)

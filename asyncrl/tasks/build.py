@@ -17,6 +17,7 @@ from asyncrl.tasks.agent import Agent
 from asyncrl.tasks.base import Answer, Message, Row, Split, Task, TaskError
 from asyncrl.tasks.chat import conversation
 from asyncrl.tasks.errands import Errands
+from asyncrl.tasks.mixture import Mixture
 from asyncrl.tasks.modules import complaint, load
 from asyncrl.tasks.reasoning_gym import ReasoningGym
 from asyncrl.tasks.reverse import Reverse
@@ -25,7 +26,7 @@ from asyncrl.tasks.tools import Tool, schemas, tools_by_name
 from asyncrl.tasks.uppercase import Uppercase
 from asyncrl.tasks.verifiers import Verifiers
 
-BUILT_IN = ("reverse", "uppercase", "errands", "single-turn", "agent", "reasoning-gym", "verifiers")
+BUILT_IN = ("reverse", "uppercase", "errands", "single-turn", "agent", "reasoning-gym", "verifiers", "mixture")
 
 _OPTIONAL = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
@@ -39,6 +40,8 @@ def build_task(config: recipe.Task, *, seed: int) -> Task:
     `seed` goes to a user's class if its constructor has a parameter of that name; the built-in tasks' rows do not
     depend on it. Raises TaskError or DataError, both with one to three lines for the person who wrote the recipe.
     """
+    if isinstance(config, recipe.MixtureTask):
+        return Mixture({name: build_task(one, seed=seed) for name, one in recipe.mixed_tasks(config).items()})
     task = construct(config, seed=seed)
     if isinstance(task, CustomTask):
         schemas(task.tools, f"task.type {task.name}")
@@ -49,6 +52,8 @@ def build_task(config: recipe.Task, *, seed: int) -> Task:
 
 def construct(config: recipe.Task, *, seed: int) -> Task:
     """The task without a look at its rows: all that a verifier process needs. Raises TaskError."""
+    if isinstance(config, recipe.MixtureTask):
+        return Mixture({name: construct(one, seed=seed) for name, one in recipe.mixed_tasks(config).items()})
     if isinstance(config, recipe.ReverseTask):
         return Reverse(config.digits)
     if isinstance(config, recipe.UppercaseTask):
@@ -66,7 +71,7 @@ def construct(config: recipe.Task, *, seed: int) -> Task:
     return CustomTask(config, seed=seed)
 
 
-def shuffled(config: recipe.Task) -> bool:
+def shuffled(config: recipe.SingleTask) -> bool:
     """Whether train rows are taken in shuffled order: the `shuffle` argument of `row_index`."""
     return config.data.shuffle if isinstance(config, recipe.SingleTurnTask | recipe.AgentTask) else True
 

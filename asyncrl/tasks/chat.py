@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 from asyncrl.tasks.base import Message, TaskError
 
@@ -12,6 +12,18 @@ if TYPE_CHECKING:
 
 MESSAGE_KEYS = ("role", "content", "tool_calls", "tool_call_id", "name")
 """What a template is given of a message: other keys are the row's own affair."""
+
+NO_ARGUMENTS: Mapping[str, Any] = {}
+
+Tools = Sequence[Mapping[str, Any]]
+"""JSON schemas of functions, as chat templates take them."""
+
+
+class Shown(TypedDict):
+    """What a chat template gets of a conversation besides its messages."""
+
+    tools: Tools | None
+    arguments: Mapping[str, Any]
 
 
 def conversation(prompt: str | Sequence[Message], system_prompt: str | None = None) -> list[Message]:
@@ -37,28 +49,54 @@ def render(
     messages: Sequence[Message],
     *,
     answer_follows: bool = True,
-    tools: Sequence[Mapping[str, Any]] | None = None,
+    tools: Tools | None = None,
+    arguments: Mapping[str, Any] = NO_ARGUMENTS,
 ) -> list[int]:
     """Token ids of the conversation under the tokenizer's chat template; `answer_follows`: with the mark that opens the
-    next answer. tools: schemas of what the model may call.
+    next answer. tools: schemas of what the model may call. arguments: what else the template gets, such as
+    `{"enable_thinking": False}`.
 
     Raises TaskError: no chat template (a base model), or the template refuses the conversation.
     """
-    return cast("list[int]", _applied(tokenizer, messages, tools=tools, answer_follows=answer_follows, tokenize=True))
+    ids = _applied(tokenizer, messages, tools=tools, arguments=arguments, answer_follows=answer_follows, tokenize=True)
+    return cast("list[int]", ids)
 
 
 def template_text(
-    tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], *, tools: Sequence[Mapping[str, Any]] | None = None
+    tokenizer: PreTrainedTokenizerBase,
+    messages: Sequence[Message],
+    *,
+    tools: Tools | None = None,
+    arguments: Mapping[str, Any] = NO_ARGUMENTS,
 ) -> str:
     """What `render` gives the ids of, with the mark that opens the next answer. Raises TaskError as `render` does."""
-    return cast("str", _applied(tokenizer, messages, tools=tools, answer_follows=True, tokenize=False))
+    text = _applied(tokenizer, messages, tools=tools, arguments=arguments, answer_follows=True, tokenize=False)
+    return cast("str", text)
+
+
+def unseen(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], shown: Shown) -> list[str]:
+    """Of what is shown besides the messages, what changes nothing in the text: "tools", and names of arguments, as in
+    "chat_template_args.enable_thinking". Raises TaskError as `render` does."""
+    arguments = shown["arguments"]
+    without: dict[str, Shown] = {
+        f"chat_template_args.{name}": {
+            **shown,
+            "arguments": {key: value for key, value in arguments.items() if key != name},
+        }
+        for name in arguments
+    }
+    if shown["tools"]:
+        without["tools"] = {**shown, "tools": None}
+    text = template_text(tokenizer, messages, **shown) if without else ""
+    return [name for name, less in without.items() if template_text(tokenizer, messages, **less) == text]
 
 
 def _applied(
     tokenizer: PreTrainedTokenizerBase,
     messages: Sequence[Message],
     *,
-    tools: Sequence[Mapping[str, Any]] | None,
+    tools: Tools | None,
+    arguments: Mapping[str, Any],
     answer_follows: bool,
     tokenize: bool,
 ) -> object:
@@ -74,6 +112,7 @@ def _applied(
             tokenize=tokenize,
             return_dict=False,
             tokenizer_kwargs={"verbose": False},  # what is too long is said by whoever has a limit, by name
+            **arguments,
         )
     except Exception as error:  # a template is a program of the model's author: it raises what it likes
         roles = ", ".join(message["role"] for message in messages)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from asyncrl.config import recipe
 from asyncrl.tasks.agent import Agent
 from asyncrl.tasks.base import Message, Task, TaskError
 from asyncrl.tasks.build import CustomTask
-from asyncrl.tasks.chat import template_text
+from asyncrl.tasks.chat import Shown, template_text, unseen
+from asyncrl.tasks.mixture import Mixture
 from asyncrl.tasks.tools import schemas
 from asyncrl.tasks.verifiers import Verifiers
 
@@ -36,6 +36,11 @@ def tool_schemas(task: Task) -> list[dict[str, Any]]:
 
 def check_turns(task: Task, *, max_turns: int) -> None:
     """Raise TaskError where an episode could not be played anywhere."""
+    if isinstance(task, Mixture) and (several := [name for name, one in task.tasks.items() if converses(one)]):
+        raise TaskError(
+            f"task {several[0]} has tools or an environment, and tasks of a mixture are answered once: train it by "
+            "itself"
+        )
     if not converses(task):
         return
     if not sys.platform.startswith("linux"):
@@ -51,21 +56,17 @@ def check_template_turns(task: Task, config: recipe.Task, tokenizer: PreTrainedT
     """Raise TaskError where the model's chat template cannot show it what tools gave back."""
     if not isinstance(task, CustomTask) or not task.tools or not isinstance(config, recipe.CustomTask):
         return
-    told = tool_schemas(task)
+    told: Shown = {"tools": tool_schemas(task), "arguments": config.chat_template_args}
     asked: list[Message] = [{"role": "user", "content": "a question"}]
     result: Message = {"role": config.tool_role, "content": PROBE}
     if config.tool_role == "tool":
         result |= {"name": next(iter(task.tools)), "tool_call_id": "call00001"}
     fix = "Use a model whose template has it, or task.tool_role: user, with which results are messages of the user's."
     try:
-        text = template_text(tokenizer, [*asked, {"role": "assistant", "content": "a call"}, result], tools=told)
+        text = template_text(tokenizer, [*asked, {"role": "assistant", "content": "a call"}, result], **told)
     except TaskError as error:
         raise TaskError(f"{str(error).splitlines()[0]}\n{fix}") from error
     if PROBE not in text:
         raise TaskError(f"the chat template leaves out messages of the role {config.tool_role}.\n{fix}")
-    if not _shown(tokenizer, asked, told):
+    if "tools" in unseen(tokenizer, asked, told):
         logger.warning("the chat template tells the model nothing of tools: say in the prompt what there is to call")
-
-
-def _shown(tokenizer: PreTrainedTokenizerBase, asked: Sequence[Message], told: Sequence[Mapping[str, Any]]) -> bool:
-    return template_text(tokenizer, asked, tools=told) != template_text(tokenizer, asked)

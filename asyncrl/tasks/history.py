@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from asyncrl.tasks.base import Message
-from asyncrl.tasks.chat import template_text
+from asyncrl.tasks.chat import NO_ARGUMENTS, Tools, template_text
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -25,9 +25,6 @@ if TYPE_CHECKING:
 CONTEXT = 16
 """Tokens before a text that it is decoded behind. Decoders look at one; to decode all of a long conversation would take
 longer than all else that is done for a turn."""
-
-Tools = Sequence[Mapping[str, Any]]
-"""JSON schemas of functions, as chat templates take them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +36,14 @@ class Rendered:
 
 
 def rendered(
-    tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], *, tools: Tools | None = None
+    tokenizer: PreTrainedTokenizerBase,
+    messages: Sequence[Message],
+    *,
+    tools: Tools | None = None,
+    arguments: Mapping[str, Any] = NO_ARGUMENTS,
 ) -> Rendered:
     """The conversation up to the mark that opens the next answer. Raises TaskError: see `chat.template_text`."""
-    text = template_text(tokenizer, messages, tools=tools)
+    text = template_text(tokenizer, messages, tools=tools, arguments=arguments)
     # The template writes the special tokens itself: adding the tokenizer's own would double the first one.
     return Rendered(_ids(tokenizer, text), text)
 
@@ -54,14 +55,19 @@ def answered(tokenizer: PreTrainedTokenizerBase, before: Rendered, token_ids: Se
 
 
 def went_on(
-    tokenizer: PreTrainedTokenizerBase, before: Rendered, messages: Sequence[Message], *, tools: Tools | None = None
+    tokenizer: PreTrainedTokenizerBase,
+    before: Rendered,
+    messages: Sequence[Message],
+    *,
+    tools: Tools | None = None,
+    arguments: Mapping[str, Any] = NO_ARGUMENTS,
 ) -> Rendered:
     """The conversation `messages` up to the mark that opens the next answer, where `before` is its beginning, the last
     answer included. Messages of the model have as content the text it sampled, without the end token.
 
     The ids begin with those of `before` exactly if the template leaves its text as it was. Raises TaskError.
     """
-    text = template_text(tokenizer, messages, tools=tools)
+    text = template_text(tokenizer, messages, tools=tools, arguments=arguments)
     if text.startswith(before.text):
         rest = text[len(before.text) :]
         whole = (*before.token_ids, *_ids(tokenizer, rest))

@@ -7,22 +7,29 @@ from dataclasses import replace
 from typing import Any
 
 from asyncrl.config.convert import convert
-from asyncrl.config.recipe import AgentTask
-from asyncrl.config.recipe import Task as TaskConfig
+from asyncrl.config.recipe import AgentTask, MixtureTask, SingleTask, mixed_tasks
 from asyncrl.config.rewards import part_name
 from asyncrl.rewards.base import Finding, Verifier
 from asyncrl.rewards.build import REMOTE, verifier
 from asyncrl.rewards.parts import Verdict, joined, judge
+from asyncrl.rewards.worker import Scorer
 from asyncrl.tasks.base import Answer, Row, Task
 from asyncrl.tasks.build import construct
+from asyncrl.tasks.mixture import own_id, task_of, together
 
 TURNS = "turns"
 """The reward part with the sum of what an environment gave turn by turn."""
 
 
-def scorer(task: dict[str, Any], seed: int, max_tokens: int) -> TaskScorer:
+def scorer(task: dict[str, Any], seed: int, max_tokens: int) -> Scorer:
     """The scores of the recipe's task. task: the section, as plain values; max_tokens: that an answer may have."""
     config = convert({"task": task}).task
+    if isinstance(config, MixtureTask):
+        return MixtureScorer({name: _scorer(one, seed, max_tokens) for name, one in mixed_tasks(config).items()})
+    return _scorer(config, seed, max_tokens)
+
+
+def _scorer(config: SingleTask, seed: int, max_tokens: int) -> TaskScorer:
     parts = {part_name(part): part for part in config.rewards if not isinstance(part, REMOTE)}
     return TaskScorer(
         construct(config, seed=seed),
@@ -33,10 +40,29 @@ def scorer(task: dict[str, Any], seed: int, max_tokens: int) -> TaskScorer:
     )
 
 
-def replaced(task: TaskConfig) -> frozenset[str]:
+def replaced(task: SingleTask) -> frozenset[str]:
     """The parts that are not asked where an agent gives a reward itself: those that say what is right."""
     own = isinstance(task, AgentTask)
     return frozenset(part_name(part) for part in task.rewards if own and part.role == "outcome")
+
+
+class MixtureScorer:
+    """The scorers of several tasks: each row goes to that of its own, as that one made it. Implements `Scorer`."""
+
+    def __init__(self, scorers: Mapping[str, TaskScorer]) -> None:
+        self._scorers = scorers
+
+    def score(self, row: dict[str, Any], answer: dict[str, Any]) -> object:
+        return self._of(row).score({**row, "id": own_id(row["id"])}, answer)
+
+    def verify(self, part: str, row: dict[str, Any], answer: dict[str, Any]) -> object:
+        return self._of(row).verify(part, {**row, "id": own_id(row["id"])}, answer)
+
+    def part_weights(self) -> Mapping[str, float]:
+        return together({name: scorer.part_weights() for name, scorer in self._scorers.items()})
+
+    def _of(self, row: Mapping[str, Any]) -> TaskScorer:
+        return self._scorers[task_of(row["id"])]
 
 
 class TaskScorer:

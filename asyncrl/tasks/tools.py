@@ -9,7 +9,7 @@ from typing import Any, get_type_hints
 
 import msgspec
 
-from asyncrl.tasks.base import TaskError
+from asyncrl.tasks.base import Row, TaskError
 
 Tool = Callable[..., object]
 
@@ -52,6 +52,19 @@ def schemas(tools: Mapping[str, Tool], where: str) -> list[dict[str, Any]]:
                 "each argument a line such as `key: What it is.`"
             ) from error
     return found
+
+
+def row_tools(row: Row) -> list[dict[str, Any]]:
+    """The schemas in a row's `info["tools"]`, [] without any. Raises TaskError for what no chat template takes."""
+    tools = row.info.get("tools")
+    if not tools:
+        return []
+    if not isinstance(tools, list) or not all(isinstance(tool, dict) and "function" in tool for tool in tools):
+        raise TaskError(
+            f"row {row.id}: info['tools'] is {tools!r:.100}: give a list of "
+            '{"type": "function", "function": {"name": ..., "parameters": ...}}, or what is none another name'
+        )
+    return tools
 
 
 def call(tool: Tool, arguments: Mapping[str, Any]) -> str:

@@ -9,14 +9,15 @@ same messages.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from asyncrl.collectors.endpoint.asked import Incoming
 from asyncrl.collectors.endpoint.messages import Meaning, for_template, meaning
 from asyncrl.tasks.base import Message
-from asyncrl.tasks.history import Rendered, Tools, answered, rendered, went_on
+from asyncrl.tasks.chat import NO_ARGUMENTS, Shown, Tools
+from asyncrl.tasks.history import Rendered, answered, rendered, went_on
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -40,10 +41,12 @@ class _Answer:
 
 
 class Conversations:
-    """What was asked and answered so far. Raises what the functions of `tasks.history` raise (TaskError)."""
+    """What was asked and answered so far. Raises what the functions of `tasks.history` raise (TaskError).
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        self._tokenizer = tokenizer
+    arguments: what the chat template gets besides messages and tools."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, *, arguments: Mapping[str, Any] = NO_ARGUMENTS) -> None:
+        self._tokenizer, self._arguments = tokenizer, arguments
         self._answers: dict[tuple[Meaning, ...], _Answer] = {}  # by the conversation up to it; the newest of equal ones
         self._written: dict[Meaning, str] = {}  # what an answer means -> what the policy wrote
         self.newest: tuple[Message, ...] = ()  # the conversation of the newest answer, itself included
@@ -52,12 +55,13 @@ class Conversations:
         """The conversation up to the mark that opens the next answer. Raises ApiError for content that is no text."""
         meanings = tuple(map(meaning, messages))
         given = tuple(self._as_written(*pair) for pair in zip(messages, meanings, strict=True))
+        shown: Shown = {"tools": tools, "arguments": self._arguments}
         for end in range(len(meanings), 0, -1):
             found = self._answers.get(meanings[:end]) if meanings[end - 1].role == "assistant" else None
             if found is not None:
                 whole = (*found.messages, *given[end:])
-                return Question(meanings, whole, went_on(self._tokenizer, found.rendered, whole, tools=tools))
-        return Question(meanings, given, rendered(self._tokenizer, given, tools=tools))
+                return Question(meanings, whole, went_on(self._tokenizer, found.rendered, whole, **shown))
+        return Question(meanings, given, rendered(self._tokenizer, given, **shown))
 
     def answer(self, question: Question, token_ids: Sequence[int], *, written: str, given: Meaning) -> None:
         """Keep an answer. written: its text, without the end token; given: what the client got of it."""

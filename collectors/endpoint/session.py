@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 from tokenizers import Tokenizer
 
@@ -47,12 +47,14 @@ class Ended(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """What a session must know of the model. max_length: tokens of a sequence, None: no bound but the engine's."""
+    """What a session must know of the model. max_length: tokens of a sequence, None: no bound but the engine's.
+    template_args: what its chat template gets besides messages and tools."""
 
     tokenizer: PreTrainedTokenizerBase
     stop_token_ids: tuple[int, ...]
     max_length: int | None
     tool_format: ToolFormat
+    template_args: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Session:
@@ -68,7 +70,7 @@ class Session:
         self.broken: Exception | None = None
         self.failed = asyncio.Event()
         self._sampler, self._model, self._calls = sampler, model, calls
-        self._conversations = Conversations(model.tokenizer)
+        self._conversations = Conversations(model.tokenizer, arguments=model.template_args)
         self._asked = 0
         self._refused = 0
         self._turns: dict[int, Turn] = {}  # by the order in which they were asked

@@ -233,7 +233,10 @@ async def test_simulated_rewards_are_zeros_and_ones_by_ticket_and_member():
 def test_the_end_token_is_no_part_of_an_answer_but_a_mark_inside_is():
     tokenizer = build_tokenizer(48)
     end, pad = tokenizer.eos_token_id, tokenizer.pad_token_id
-    prompts = TaskPrompts(Reverse((2, 2)), tokenizer, seed=0, shuffle=True, max_length=48, stop_token_ids=(end,))
+    task = Reverse((2, 2))
+    prompts = TaskPrompts(
+        task, tokenizer, train_row=task.rows("train").__getitem__, max_length=48, stop_token_ids=(end,)
+    )
     assert prompts.read([ord("4"), ord("2"), end]) == "42"
     assert prompts.read([end]) == ""
     assert prompts.read([]) == ""

@@ -1,0 +1,113 @@
+"""Which train rows are asked, and in which order, by how often the model was right about them."""
+
+from __future__ import annotations
+
+import logging
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from asyncrl.config.curriculum import Curriculum
+from asyncrl.tasks.base import Row, TaskError
+from asyncrl.tasks.order import permute, row_index
+from asyncrl.tasks.pass_rates import read_pass_rates
+
+logger = logging.getLogger(__name__)
+
+LOOKED_THROUGH = 1_000_000
+"""Rows among which measured ones are looked for: a procedural task may have 2**40."""
+
+STAGES = 10
+"""Of an epoch that goes from easy to hard: within a tenth of the rows the order is shuffled as ever, since rates that
+differ by less than was measured mean nothing."""
+
+
+class Course:
+    """The rows of a split that a curriculum leaves, as indices, in an order of `len(self)` places.
+
+    Nothing is kept of rows that were not measured, so it costs the same for ten of them and for 2**40.
+    """
+
+    def __init__(self, rows: int, rates: Mapping[int, float], curriculum: Curriculum) -> None:
+        """rates: of measured rows, by index. Raises ValueError if no row is left."""
+        stay = {index: rate for index, rate in rates.items() if curriculum.min <= rate <= curriculum.max}
+        self._staged = curriculum.order == "easy-first"
+        self.left_out = len(rates) - len(stay)
+        self._len = rows - self.left_out
+        if self._len < 1:
+            raise ValueError("no row is left")
+        # Rows that were not measured are taken for what rows are like on the whole.
+        mean = sum(rates.values()) / max(1, len(rates))
+        by_rate = sorted(stay, key=lambda index: (-stay[index], index)) if self._staged else []
+        self._easy = [index for index in by_rate if stay[index] > mean]
+        self._hard = [index for index in by_rate if stay[index] <= mean]
+        # Places between those are of all other rows, in the order of the file.
+        aside = sorted(rates) if self._staged else sorted(rates.keys() - stay.keys())
+        self._before = [index - n for n, index in enumerate(aside)]  # rows that are not aside, below each that is
+
+    def __len__(self) -> int:
+        return self._len
+
+    def at(self, place: int) -> int:
+        """The index of the row in this place, 0 <= place < len(self)."""
+        between = place - len(self._easy)
+        if between < 0:
+            return self._easy[place]
+        others = self._len - len(self._easy) - len(self._hard)
+        if between >= others:
+            return self._hard[between - others]
+        return between + bisect_right(self._before, between)
+
+    def index(self, ordinal: int, *, seed: int, shuffle: bool) -> int:
+        """The row of the prompt with this ordinal. Each row of the course occurs once in every `len(self)` ordinals."""
+        if not self._staged:
+            return self.at(row_index(ordinal, self._len, seed=seed, shuffle=shuffle))
+        epoch, place = divmod(ordinal, self._len)
+        size = -(-self._len // STAGES)
+        stage, within = divmod(place, size)
+        begin = stage * size
+        if shuffle:
+            within = permute(within, min(size, self._len - begin), key=f"order/{seed}/{epoch}/{stage}")
+        return self.at(begin + within)
+
+
+def course_of(curriculum: Curriculum, rows: Sequence[Row], *, key: str, name: str | None) -> Course:
+    """The course of a task's train rows. `key`: of the task in the recipe; `name`: in a mixture, whose evaluations have
+    it before the ids.
+
+    Raises DataError: no pass rates; TaskError: none of them is of these rows, or all rows are left out.
+    """
+    path = Path(curriculum.pass_rates).expanduser()
+    measured = read_pass_rates(path)
+    own = {row_id.removeprefix(f"{name}/"): rate for row_id, rate in measured.items()} if name else measured
+    rates: dict[int, float] = {}
+    looked = min(len(rows), LOOKED_THROUGH)
+    for index in range(looked):
+        if len(rates) == len(own):
+            break
+        try:
+            row_id = rows[index].id
+        except Exception:  # a row that cannot be read fails its own tickets, by name, and ends no run
+            continue
+        if row_id in own:
+            rates[index] = own[row_id]
+    if not rates:
+        raise TaskError(
+            f"{key}.curriculum.pass_rates {path} measured {len(own)} rows, such as {next(iter(own))!r}, and none of "
+            f"them is among the first {looked} train rows.\n"
+            "Measure train rows with `asyncrl profile`; `asyncrl eval` asks those that are held out."
+        )
+    try:
+        course = Course(len(rows), rates, curriculum)
+    except ValueError:
+        raise TaskError(
+            f"{key}.curriculum leaves out all {len(rows)} train rows: none has a pass rate from {curriculum.min:g} to "
+            f"{curriculum.max:g}"
+        ) from None
+    logger.info(
+        "%s.curriculum: %d of %d train rows are left out, %d measured ones stay, %d were not measured and stay; %d "
+        "measured ids are no train rows",
+        *(key, course.left_out, len(rows), len(rates) - course.left_out),
+        *(len(rows) - len(rates), len(own) - len(rates)),
+    )
+    return course

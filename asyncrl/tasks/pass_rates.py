@@ -1,0 +1,102 @@
+"""How often a model was right about a row, as it was measured: by `asyncrl profile` or `asyncrl eval`, or by a run that
+trained the rows."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from asyncrl.data.errors import DataError
+from asyncrl.rewards.shaping import OUTCOME
+
+PASS_ABOVE = 0.0
+"""Reward above which an answer passes where nothing else is said, as in `asyncrl eval`."""
+
+ARCHIVE = "archive"
+"""The folder of a run that has what was trained."""
+
+COLUMNS = ("row_id", "ticket", "member", "segment", "reward", "info", "trained_lineage", "trained_version")
+
+
+def read_pass_rates(path: Path) -> dict[str, float]:
+    """Row id -> share of its scored answers that passed. `path`: a document with `answers`, such as `profile.json`; or
+    the folder of a run, of which the newest group of each row counts.
+
+    Raises DataError: not there, not such a document, no scored answer in it.
+    """
+    rates = _of_run(path) if path.is_dir() else _of_document(path)
+    if not rates:
+        raise DataError(f"{path} has no scored answer: there are no pass rates to take from it")
+    return rates
+
+
+def _of_document(path: Path) -> dict[str, float]:
+    try:
+        document = json.loads(path.read_bytes())
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise DataError(f"{path} is not JSON: {error}. {_WRITTEN_BY}") from error
+    answers = document.get("answers") if isinstance(document, dict) else None
+    if not isinstance(answers, list):
+        raise DataError(f"{path} has no list `answers`. {_WRITTEN_BY}")
+    above = document.get("report", {}).get("pass_above", PASS_ABOVE)
+    found: dict[str, list[float]] = {}
+    for n, answer in enumerate(answers):
+        if not isinstance(answer, dict) or not isinstance(answer.get("row_id"), str) or "reward" not in answer:
+            raise DataError(f"{path}: answers[{n}] has no row_id and reward. {_WRITTEN_BY}")
+        if answer["reward"] is not None:
+            found.setdefault(answer["row_id"], []).append(answer["reward"])
+    return {row_id: _rate(rewards, above) for row_id, rewards in found.items()}
+
+
+_WRITTEN_BY = "Give what `asyncrl profile` or `asyncrl eval --json FILE` wrote, or the folder of a run"
+
+
+def _of_run(folder: Path) -> dict[str, float]:
+    parts = sorted((folder / ARCHIVE).glob("step-*.parquet"))
+    if not parts:
+        raise DataError(f"{folder} has no {ARCHIVE}/step-*.parquet: it is not the folder of a run that has trained")
+    newest: dict[str, _Group] = {}
+    for part in parts:
+        for group in _groups(part):
+            if group.rewards and (group.row_id not in newest or group.trained >= newest[group.row_id].trained):
+                newest[group.row_id] = group
+    return {row_id: _rate(group.rewards, PASS_ABOVE) for row_id, group in newest.items()}
+
+
+class _Group(NamedTuple):
+    row_id: str
+    trained: tuple[int, int]  # lineage and version of the step
+    rewards: list[float]  # of its scored members: their outcome
+
+
+def _groups(part: Path) -> Iterable[_Group]:
+    import pyarrow as pa  # here: only a run with a curriculum has a use for it, and it takes a while
+    import pyarrow.parquet as pq
+
+    groups: dict[int, _Group] = {}
+    try:
+        rows = pq.read_table(part, columns=list(COLUMNS)).to_pylist()
+    except (OSError, pa.ArrowException) as error:
+        raise DataError(f"{part} cannot be read: {error}") from error
+    for row in rows:
+        if row["segment"] == 0:
+            trained = (row["trained_lineage"], row["trained_version"])
+            group = groups.setdefault(row["ticket"], _Group(row["row_id"], trained, []))
+            group.rewards.extend(_scored(row))
+    return groups.values()
+
+
+def _scored(row: Mapping[str, Any]) -> list[float]:
+    reward = row["reward"]
+    if reward is None or math.isnan(reward):
+        return []
+    return [json.loads(row["info"] or "{}").get(OUTCOME, reward)]
+
+
+def _rate(rewards: list[float], above: float) -> float:
+    return sum(reward > above for reward in rewards) / len(rewards)
