@@ -23,17 +23,17 @@ from asyncrl.config.recipe import (
     BUILTIN_MODELS,
     AgentTask,
     CustomTask,
-    Model,
     MixtureTask,
+    Model,
     Recipe,
     ReverseTask,
     SamplingConfig,
-    SingleTurnTask,
     SingleTask,
+    SingleTurnTask,
     TransformersEngine,
     WeightsConfig,
-)
     tasks_by_key,
+)
 from asyncrl.config.reward_checks import check_rewards
 from asyncrl.config.secrets import masked
 from asyncrl.config.sizes import size_bytes, size_text
@@ -102,14 +102,14 @@ def check_data_file(key: str, given: str | Sequence[str]) -> None:
             )
 
 
-def check_model_folder(model: Model) -> None:
-    """Raise RecipeError if model.path is a folder's, and there is no such folder."""
 def _check_pass_rates(key: str, path: str) -> None:
     """The folder of a run will do too."""
     if not Path(path).expanduser().is_dir():
         check_data_file(key, path)
 
 
+def check_model_folder(model: Model) -> None:
+    """Raise RecipeError if model.path is a folder's, and there is no such folder."""
     path = model.path
     if path.startswith((".", "/", "~")) and not Path(path).expanduser().is_dir():
         raise RecipeError(

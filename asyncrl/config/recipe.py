@@ -133,7 +133,6 @@ SingleTask = (
 )
 
 
-class Buffer(Section, frozen=True, kw_only=True):
 class MixedTask(Section, frozen=True, kw_only=True):
     """One of several tasks."""
 
@@ -178,6 +177,7 @@ def reward_parts(task: Task) -> list[RewardPart]:
     return [part for one in tasks_by_key(task).values() for part in one.rewards]
 
 
+class Buffer(Section, frozen=True, kw_only=True):
     """Where groups wait between collectors and learner, and how old they may get (`docs/buffer.md`)."""
 
     url: str = "embedded"  # embedded: a server of the run's own; or redis://host:6379/0, rediss://..., unix:///path

@@ -7,8 +7,8 @@ from typing import Any, Literal, NamedTuple
 
 from msgspec import field
 
-from asyncrl.config.section import Factor, NonNegative, Positive, Seconds, Section
 from asyncrl.config.curriculum import Curriculum
+from asyncrl.config.section import Factor, NonNegative, Positive, Seconds, Section
 
 Role = Literal["outcome", "constraint", "violation"]
 """outcome: whether the answer is right. constraint: what it looks like; trained on, in no success. violation: what must
@@ -172,6 +172,8 @@ class RewardedTask(Section, frozen=True, kw_only=True):
     """What every task has but a mixture: its type, how its rows are shown, and what becomes of the sum of its parts."""
 
     type: str
+    chat_template_args: dict[str, Any] = field(default_factory=dict)  # for the template, as in {enable_thinking: false}
+    curriculum: Curriculum | None = None  # train rows by measured pass rate; null: all of them
     reward_scale: Factor = 1.0  # the weighted sum of all reward parts is multiplied by it
     reward_clip: tuple[float, float] | None = None  # lowest and highest reward, after that; null: no bounds
 
@@ -180,5 +182,3 @@ class ScoringTask(RewardedTask, frozen=True, kw_only=True):
     """A task that says itself what is right."""
 
     rewards: list[RewardPart] = field(default_factory=list)  # added to the task's own score
-    chat_template_args: dict[str, Any] = field(default_factory=dict)  # for the template, as in {enable_thinking: false}
-    curriculum: Curriculum | None = None  # train rows by measured pass rate; null: all of them
