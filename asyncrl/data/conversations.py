@@ -77,8 +77,7 @@ def read_conversations(files: Files, *, messages: str, prompt: str, answer: str,
     Raises DataError: there is no usable row.
     """
 
-    def parse(where: str, position: int) -> Conversation:
-        row = files.read(position)
+    def parse(where: str, _id: str, row: dict[str, Any]) -> Conversation:
         if row.get(messages) is not None or (messages in row and prompt not in row):
             turns = _messages(where, messages, row[messages])
         elif prompt in row or answer in row:
@@ -96,7 +95,7 @@ def read_conversations(files: Files, *, messages: str, prompt: str, answer: str,
         _check_turns(where, turns)
         return Conversation(where, turns)
 
-    rows = [row for _, row in files.parsed(parse, bad)]
+    rows = [row for _, row in files.parsed(parse, bad, first=len(files))]
     if not rows:
         raise DataError(
             f"{files.paths[0]} has no usable row: one needs the column {messages!r}, or {prompt!r} and {answer!r}"

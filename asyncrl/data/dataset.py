@@ -17,7 +17,6 @@ from asyncrl.data.bad_rows import BadRows
 from asyncrl.data.errors import DataError, RowError
 from asyncrl.data.examined import Examined, examine
 from asyncrl.data.files import open_files
-from asyncrl.data.repeated import contradictions, repeats
 from asyncrl.data.rows import Columns, Record
 from asyncrl.data.split import held_out, prompt_key
 
@@ -31,13 +30,13 @@ class Side(Sequence[Record]):
     """The rows of one side of the split. Reading one raises RowError for a row that was not looked at before and cannot
     be used, and DataError for a file that was changed."""
 
-    def __init__(self, examined: Examined, columns: Columns, *, whole: bool, foreign: np.ndarray) -> None:
-        """whole: also with the rows that were not looked at. foreign: prompts (sorted, uint64) that such a row may not
-        have."""
+    def __init__(self, examined: Examined, columns: Columns, *, unseen: int, foreign: np.ndarray) -> None:
+        """unseen: rows beyond those that were looked at, that belong here too. foreign: prompts (uint64) that none of
+        them may have."""
         self._examined = examined
         self._columns = columns
-        self._foreign = foreign
-        self._unseen = examined.unseen if whole else 0
+        self._unseen = unseen
+        self._foreign = frozenset(foreign.tolist()) if unseen else frozenset()
 
     def __len__(self) -> int:
         return len(self._examined.positions) + self._unseen
@@ -57,16 +56,13 @@ class Side(Sequence[Record]):
             return self._read(int(self._examined.positions[index]))
         position = self._examined.seen + index - looked_at
         record = self._read(position)
-        key = np.uint64(prompt_key(record.prompt))
-        n = int(np.searchsorted(self._foreign, key))
-        if n < len(self._foreign) and self._foreign[n] == key:
+        if prompt_key(record.prompt) in self._foreign:
             where = self._examined.files.where(position)
             raise RowError("held-out", f"{where}: its prompt is also held out, so it is not trained")
         return record
 
     def _read(self, position: int) -> Record:
-        files = self._examined.files
-        return self._columns.record(files.where(position), files.id(position), files.read(position))
+        return self._columns.record(*self._examined.files.read(position))
 
 
 class Dataset:
@@ -82,14 +78,13 @@ class Dataset:
         if data.heldout is None:
             held = held_out(train.prompts, section=section)
             train, heldout = train.only(~held), train.only(held)
-            leaking = heldout.prompts
+            foreign = heldout.prompts
         else:
             heldout = self._opened(data.heldout, "heldout")
             train = self._without_leaks(train, heldout)
-            leaking = heldout.prompts if data.leaks != "warn" else heldout.prompts[:0]
-        none = heldout.prompts[:0]
-        self.train: Sequence[Record] = Side(train, self._columns, whole=True, foreign=np.unique(leaking))
-        self.heldout: Sequence[Record] = Side(heldout, self._columns, whole=False, foreign=none)
+            foreign = heldout.prompts if data.leaks != "warn" else heldout.prompts[:0]
+        self.train: Sequence[Record] = Side(train, self._columns, unseen=train.unseen, foreign=foreign)
+        self.heldout: Sequence[Record] = Side(heldout, self._columns, unseen=0, foreign=foreign[:0])
 
     @cached_property
     def document(self) -> dict[str, Any]:
@@ -122,8 +117,7 @@ class Dataset:
         files = open_files(given, self._data.format, key=f"{self._section}.{side}")
         bad = BadRows(self._data.bad_rows, key=f"{self._section}.bad_rows")
         examined = examine(files, self._columns, bad)
-        repeated = repeats(examined)
-        several = contradictions(examined)
+        repeated, several = examined.repeated, examined.contradicting
         self._document[side] = {
             "files": files.described(),
             "unseen": examined.unseen,
@@ -131,15 +125,15 @@ class Dataset:
             "duplicates": len(repeated),
             "contradictory": len(several),
         }
-        if several:
-            one, other = several[0]
+        if len(several):
+            one, other = several[0].tolist()
             log.warning(
-                "%s: %d prompts have more than one answer, as %s and %s: both cannot be right",
+                "%s: %d prompts have more than one answer, as %s and %s: if one is right, the others teach against it",
                 *(files.paths[0], len(several), files.where(one), files.where(other)),
             )
-        if not repeated:
+        if not len(repeated):
             return examined
-        one, other = repeated[0]
+        one, other = repeated[0].tolist()
         said = (
             f"{files.paths[0]}: {len(repeated)} rows have prompt and answer of an earlier one, as {files.where(other)} "
             f"of {files.where(one)}"
@@ -150,7 +144,7 @@ class Dataset:
             log.warning("%s: they are trained as often as they stand there", said)
             return examined
         log.warning("%s: they are left out", said)
-        return examined.only(~np.isin(examined.positions, [later for _, later in repeated]))
+        return examined.only(~np.isin(examined.positions, repeated[:, 1]))
 
     def _without_leaks(self, train: Examined, heldout: Examined) -> Examined:
         """The rows to train, as `leaks` says of prompts that are also held out."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import logging
 from array import array
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import xxhash
@@ -15,12 +16,13 @@ from asyncrl.data.bad_rows import BadRows
 from asyncrl.data.errors import DataError, RowError
 from asyncrl.data.files import Files
 from asyncrl.data.kept import kept
+from asyncrl.data.repeated import repeated_and_contradicting
 from asyncrl.data.rows import Columns, Record
 from asyncrl.data.split import prompt_key
 
 log = logging.getLogger(__name__)
 
-ALL_ROWS = 1_000_000
+ALL_ROWS = 500_000
 """Of so many rows every one is looked at: some 10 s, once, and what it found is kept."""
 
 FIRST_ROWS = 100_000
@@ -34,13 +36,15 @@ WORTH_KEEPING = 20_000
 @dataclass(frozen=True, slots=True)
 class Examined:
     """The rows of `files` that can be used, out of the first `seen`: their positions (int64), and hashes (uint64) of
-    prompt and answer."""
+    prompt and answer. `repeated` and `contradicting`: pairs of positions, as `repeated_and_contradicting` says."""
 
     files: Files
     seen: int
     positions: np.ndarray
     prompts: np.ndarray
     answers: np.ndarray
+    repeated: np.ndarray
+    contradicting: np.ndarray
 
     @property
     def unseen(self) -> int:
@@ -49,7 +53,8 @@ class Examined:
 
     def only(self, chosen: np.ndarray) -> Examined:
         """Those of `chosen`, a bool for each row that can be used."""
-        return Examined(self.files, self.seen, self.positions[chosen], self.prompts[chosen], self.answers[chosen])
+        arrays = {name: getattr(self, name)[chosen] for name in ("positions", "prompts", "answers")}
+        return replace(self, **arrays)
 
 
 def examine(files: Files, columns: Columns, bad: BadRows) -> Examined:
@@ -59,7 +64,8 @@ def examine(files: Files, columns: Columns, bad: BadRows) -> Examined:
 
     def keep(folder: Path) -> None:
         log.info("looking at %d rows of %s: once, what is found is kept", seen, files.paths[0])
-        np.save(folder / "rows.npy", _look(files, columns, seen, bad))
+        for name, array_of in _look(files, columns, seen, bad).items():
+            np.save(folder / f"{name}.npy", array_of)
         (folder / "bad.json").write_text(json.dumps(bad.document()))
 
     if seen <= WORTH_KEEPING:
@@ -67,25 +73,19 @@ def examine(files: Files, columns: Columns, bad: BadRows) -> Examined:
     else:
         what = f"examined {seen} by {json.dumps(asdict(columns))}, bad rows: {bad.policy}"
         folder = kept(files.sources, what, keep)
-        found = np.load(folder / "rows.npy")
+        found = {file.stem: np.load(file) for file in folder.glob("*.npy")}
         if not bad.counts:
             bad.restore(json.loads((folder / "bad.json").read_bytes()))
-    if not found.shape[1]:
-        answered = f" and {columns.answer!r}" if columns.answer is not None else ""
-        problem = f"has no usable row ({bad})" if str(bad) else "is empty"
-        raise DataError(
-            f"{files.paths[0]} {problem}: it needs at least one row with the columns {columns.prompt!r}{answered}"
-        )
-    return Examined(files, seen, found[0].astype(np.int64), found[1], found[2])
+    return Examined(files, seen, **found)
 
 
-def _look(files: Files, columns: Columns, first: int, bad: BadRows) -> np.ndarray:
-    """Position, prompt and answer of each row that can be used, as three rows of uint64."""
+def _look(files: Files, columns: Columns, first: int, bad: BadRows) -> dict[str, np.ndarray]:
+    """What `Examined` has of the `first` rows. Raises DataError: none can be used."""
     positions, prompts, answers = (array("Q") for _ in range(3))
     known: set[int] = set()
 
-    def usable(where: str, position: int) -> Record:
-        record = columns.record(where, files.id(position), files.read(position))
+    def usable(where: str, own_id: str, row: dict[str, Any]) -> Record:
+        record = columns.record(where, own_id, row)
         if columns.id is not None:
             own = xxhash.xxh3_64_intdigest(record.id.encode())
             if own in known:
@@ -97,4 +97,16 @@ def _look(files: Files, columns: Columns, first: int, bad: BadRows) -> np.ndarra
         positions.append(position)
         prompts.append(prompt_key(record.prompt))
         answers.append(xxhash.xxh3_64_intdigest((record.answer or "").encode()))
-    return np.array([positions, prompts, answers], np.uint64)
+    if not positions:
+        answered = f" and {columns.answer!r}" if columns.answer is not None else ""
+        problem = f"has no usable row ({bad})" if str(bad) else "is empty"
+        raise DataError(
+            f"{files.paths[0]} {problem}: it needs at least one row with the columns {columns.prompt!r}{answered}"
+        )
+    rows = {
+        "positions": np.array(positions, np.int64),
+        "prompts": np.array(prompts, np.uint64),
+        "answers": np.array(answers, np.uint64),
+    }
+    repeated, contradicting = repeated_and_contradicting(**rows)
+    return {**rows, "repeated": repeated, "contradicting": contradicting}

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import glob
 import os
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, Literal, TypeVar
-
-import numpy as np
 
 from asyncrl.data.errors import DataError, RowError
 from asyncrl.data.spans import COMPRESSED, Rows, csv_rows, json_lines, json_list
@@ -44,7 +43,7 @@ class Files:
         """parts: the rows of each file with its format."""
         self._parts = [rows for rows, _ in parts]
         self._formats = [form for _, form in parts]
-        self._ends = np.array(list(accumulate(len(rows) for rows in self._parts)), np.int64)
+        self._ends = list(accumulate(len(rows) for rows in self._parts))
         self._names = _short_names([rows.path for rows in self._parts])
 
     @property
@@ -57,31 +56,29 @@ class Files:
         return [file for rows in self._parts for file in rows.sources]
 
     def __len__(self) -> int:
-        return int(self._ends[-1])
+        return self._ends[-1]
 
     def where(self, position: int) -> str:
         """FILE:ROW, for a person."""
-        rows, own, _ = self._at(position)
-        return f"{rows.path}:{rows.number(own)}"
+        part, own = self._at(position)
+        return f"{self._parts[part].path}:{self._parts[part].number(own)}"
 
-    def id(self, position: int) -> str:
-        """FILE:ROW, short, the same wherever the files lie, and another one for every row."""
-        rows, own, part = self._at(position)
-        return f"{self._names[part]}:{rows.number(own)}"
-
-    def read(self, position: int) -> dict[str, Any]:
-        """Raises RowError, and DataError for a file that was changed."""
-        rows, own, _ = self._at(position)
-        return rows.read(own)
+    def read(self, position: int) -> tuple[str, str, dict[str, Any]]:
+        """The row after FILE:ROW for a person, and the same short: wherever the files lie, and of no other row. Raises
+        RowError, and DataError for a file that was changed."""
+        part, own = self._at(position)
+        rows = self._parts[part]
+        number = rows.number(own)
+        return f"{rows.path}:{number}", f"{self._names[part]}:{number}", rows.read(own)
 
     def parsed(
-        self, parse: Callable[[str, int], T], bad: Callable[[RowError], None], *, first: int | None = None
+        self, parse: Callable[[str, str, dict[str, Any]], T], bad: Callable[[RowError], None], *, first: int
     ) -> Iterator[tuple[int, T]]:
-        """`parse(FILE:ROW, position)` of each row, or of the `first` ones, with its position; `bad` is told of each row
-        that cannot be used, and decides by raising or returning."""
-        for position in range(len(self) if first is None else first):
+        """`parse` of what `read` gives, for the `first` rows, with their positions; `bad` is told of each row that
+        cannot be used, and decides by raising or returning."""
+        for position in range(first):
             try:
-                yield position, parse(self.where(position), position)
+                yield position, parse(*self.read(position))
             except RowError as error:
                 bad(error)
 
@@ -92,10 +89,10 @@ class Files:
             for rows, form in zip(self._parts, self._formats, strict=True)
         ]
 
-    def _at(self, position: int) -> tuple[Rows, int, int]:
-        part = int(np.searchsorted(self._ends, position, side="right"))
-        rows = self._parts[part]
-        return rows, position - int(self._ends[part]) + len(rows), part
+    def _at(self, position: int) -> tuple[int, int]:
+        """Which file, and which of its rows."""
+        part = bisect_right(self._ends, position)
+        return part, position - self._ends[part] + len(self._parts[part])
 
 
 def open_files(given: str | Sequence[str], form: Format, *, key: str) -> Files:

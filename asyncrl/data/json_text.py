@@ -12,7 +12,7 @@ def object_of(where: str, text: bytes) -> dict[str, Any]:
     """The object that `text` is. Raises RowError: no strict JSON in UTF-8, a key that occurs twice, NaN and its like,
     half of a surrogate pair, another value than an object."""
     try:
-        value = json.loads(text.decode(), object_pairs_hook=_no_duplicates, parse_constant=_no_constants)
+        value = DECODER.decode(text.decode())
         if b"\\u" in text:  # half a surrogate pair parses, but is no text: it fails here
             json.dumps(value, ensure_ascii=False).encode()
     except UnicodeDecodeError as error:
@@ -49,6 +49,9 @@ def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _no_constants(literal: str) -> None:
     raise ValueError(f"{literal} is not JSON: write a number, a string, or null")
+
+
+DECODER = json.JSONDecoder(object_pairs_hook=_no_duplicates, parse_constant=_no_constants)
 
 
 def kind(value: Any) -> str:

@@ -4,25 +4,22 @@ from __future__ import annotations
 
 import numpy as np
 
-from asyncrl.data.examined import Examined
 
+def repeated_and_contradicting(
+    positions: np.ndarray, prompts: np.ndarray, answers: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Two arrays of pairs of positions: each row with prompt and answer of an earlier one, after the first of these,
+    ordered by the later one; and of each prompt with several answers two rows that differ, ordered by the first.
 
-def repeats(examined: Examined) -> list[tuple[int, int]]:
-    """(first, later): positions of rows with prompt and answer of an earlier row, in the order of the files."""
-    order = np.lexsort((examined.positions, examined.answers, examined.prompts))
-    prompts, answers = examined.prompts[order], examined.answers[order]
-    begins = np.append(True, (prompts[1:] != prompts[:-1]) | (answers[1:] != answers[:-1]))
-    first = order[np.flatnonzero(begins)[np.cumsum(begins) - 1]]
-    pairs = zip(examined.positions[first[~begins]].tolist(), examined.positions[order[~begins]].tolist(), strict=True)
-    return sorted(pairs, key=lambda pair: pair[1])
-
-
-def contradictions(examined: Examined) -> list[tuple[int, int]]:
-    """Of each prompt with more than one answer the positions of two rows that differ, in the order of the files."""
-    order = np.lexsort((examined.positions, examined.answers, examined.prompts))
-    prompts, answers = examined.prompts[order], examined.answers[order]
-    differs = np.flatnonzero((prompts[1:] == prompts[:-1]) & (answers[1:] != answers[:-1]))
-    _, first_of_prompt = np.unique(prompts[differs], return_index=True)
-    at = differs[first_of_prompt]
-    pairs = zip(examined.positions[order[at]].tolist(), examined.positions[order[at + 1]].tolist(), strict=True)
-    return sorted(sorted(pair) for pair in pairs)  # type: ignore[misc]
+    All three arrays have one value a row; positions rise.
+    """
+    order = np.lexsort((positions, answers, prompts))
+    prompts, answers, positions = prompts[order], answers[order], positions[order]
+    same_prompt, same_answer = prompts[1:] == prompts[:-1], answers[1:] == answers[:-1]
+    begins = np.append(True, ~(same_prompt & same_answer))
+    first = positions[np.flatnonzero(begins)[np.cumsum(begins) - 1]]
+    repeated = np.stack((first, positions), axis=1)[~begins]
+    differs = np.flatnonzero(same_prompt & ~same_answer)
+    differs = differs[np.unique(prompts[differs], return_index=True)[1]]
+    contradicting = np.sort(np.stack((positions[differs], positions[differs + 1]), axis=1), axis=1)
+    return repeated[np.argsort(repeated[:, 1])], contradicting[np.argsort(contradicting[:, 0])]

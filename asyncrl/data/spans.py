@@ -11,7 +11,9 @@ import csv
 import io
 import json
 import re
+import struct
 from array import array
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
@@ -35,6 +37,8 @@ BLOCK = 8 << 20
 """Bytes looked at in one piece while places are found."""
 
 IS_SPACE = np.isin(np.arange(256), list(b" \t\r\n\v\f"))
+
+TWO = struct.Struct("=QQ")
 
 COMPRESSED = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}
 
@@ -64,7 +68,7 @@ class Places:
         self._ends = ends
         self._blank = blank
         self._skipped = skipped
-        self._rows_before_blank = blank - np.arange(len(blank))
+        self._rows_before_blank = (blank - np.arange(len(blank))).tolist()
 
     @classmethod
     def of(cls, ends: np.ndarray, blank: np.ndarray | None = None) -> Places:
@@ -80,11 +84,11 @@ class Places:
 
     def span(self, position: int) -> tuple[int, int]:
         at = 8 * (position + self._skipped)
-        start, stop = np.frombuffer(self._ends.read(at, at + 16), np.uint64).tolist()
+        start, stop = TWO.unpack(self._ends.read(at, at + 16))
         return start, stop
 
     def number(self, position: int) -> int:
-        return position + 1 + int(np.searchsorted(self._rows_before_blank, position, side="right"))
+        return position + 1 + bisect_right(self._rows_before_blank, position)
 
 
 class Spans:

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import json
 import logging
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -49,19 +50,19 @@ class Table:
             log.warning("%s: columns that hold no text, numbers, lists or objects are left out: %s", path, left_out)
         usable = [field.name for field in schema if _is_json(field.type)]
         self._batches = [batch.select(usable) for batch in batches if batch.num_rows]
-        self._ends = np.cumsum([batch.num_rows for batch in self._batches])
+        self._ends = list(accumulate(batch.num_rows for batch in self._batches))
 
     def __len__(self) -> int:
-        return int(self._ends[-1]) if len(self._ends) else 0
+        return self._ends[-1] if self._ends else 0
 
     def number(self, position: int) -> int:
         return position + 1
 
     def read(self, position: int) -> dict[str, Any]:
-        n = int(np.searchsorted(self._ends, position, side="right"))
+        n = bisect_right(self._ends, position)
         batch = self._batches[n]
         try:
-            row: dict[str, Any] = batch.slice(position - int(self._ends[n]) + batch.num_rows, 1).to_pylist()[0]
+            row: dict[str, Any] = batch.slice(position - self._ends[n] + batch.num_rows, 1).to_pylist()[0]
         except UnicodeDecodeError as error:
             raise RowError(
                 "not-utf8", f"{self.path}:{self.number(position)}: not UTF-8 (byte {error.start} of a column)"

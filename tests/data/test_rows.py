@@ -25,7 +25,7 @@ def columns(prompt: str = "prompt", answer: str | None = "answer", own_id: str |
 def records(path: Path, by: Columns) -> list[Record]:
     files = open_files(str(path), "auto", key="task.data.train")
     found = examine(files, by, BadRows("error", key="task.data.bad_rows"))
-    return [by.record(files.where(n), files.id(n), files.read(n)) for n in found.positions.tolist()]
+    return [by.record(*files.read(n)) for n in found.positions.tolist()]
 
 
 def read(path: Path, content: bytes, by: Columns | None = None) -> list[Record]:
