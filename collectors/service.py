@@ -44,6 +44,7 @@ from asyncrl.collectors.again import play
 from asyncrl.collectors.engines.base import EngineError
 from asyncrl.collectors.episode import Episode, EpisodeLost, Player, episodes
 from asyncrl.collectors.evaluation.heldout import Evaluation, evaluate
+from asyncrl.collectors.evaluation.report import report
 from asyncrl.collectors.fleet import CollectorError, Fleet, engine_makers
 from asyncrl.collectors.playing import task_parts
 from asyncrl.collectors.rollout import (
@@ -65,6 +66,7 @@ from asyncrl.collectors.segments import trajectories
 from asyncrl.collectors.updates import Updates
 from asyncrl.collectors.waits import waits_of
 from asyncrl.config.derived import derive
+from asyncrl.config.evaluation import powers_of_two
 from asyncrl.config.recipe import Recipe
 from asyncrl.schema import Trajectory
 from asyncrl.staleness import Weights
@@ -446,6 +448,15 @@ class Session:
             except EngineError as error:
                 logger.warning("evaluation %s: %s; again once an engine serves its weights", evaluation.id, error)
                 return
+        numbers = partial(
+            report,
+            result["answers"],
+            ks=powers_of_two(evaluation.samples),
+            samples=evaluation.samples,
+            pass_above=evaluation.pass_above,
+            seed=self.recipe.run.seed,
+        )
+        result["report"] = await asyncio.to_thread(numbers)
         self.moved_at = time.monotonic()
         await self._store(lambda: self.buffer.report_evaluation(evaluation.id, result))
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from asyncrl.buffers.base import Buffer
 from asyncrl.buffers.concurrency import end_all
+from asyncrl.config.evaluation import SUCCESS, Eval, sampling_changes
 from asyncrl.learners.watch import Evaluated
 from asyncrl.staleness import Weights
 from asyncrl.telemetry.documents import write_document
@@ -33,11 +34,11 @@ class Evaluations:
     has come, nobody is: its weights are not served any more.
     """
 
-    def __init__(self, buffer: Buffer, folder: Path, metrics: MetricsWriter, *, prompts: int) -> None:
+    def __init__(self, buffer: Buffer, folder: Path, metrics: MetricsWriter, *, config: Eval) -> None:
         self._buffer = buffer
         self._folder = folder
         self._metrics = metrics
-        self._prompts = prompts
+        self._config = config
         self._results = results_of(folder)
         self._waiting: asyncio.Task[None] | None = None
         self._asked = Weights(0, 0)  # what `_waiting` waits for the evaluation of
@@ -49,7 +50,15 @@ class Evaluations:
         await self._skip(self._before)
         self._before = self._waiting
         name = _name(weights)
-        request = {"id": name, "weights": list(weights), "prompts": self._prompts, "samples": 1}
+        request = {
+            "id": name,
+            "weights": list(weights),
+            "prompts": self._config.prompts,
+            "samples": self._config.n or 1,
+            "sampling": sampling_changes(self._config.sampling),
+            "pass_above": self._config.pass_above,
+            "difficulty": self._config.difficulty,
+        }
         await self._buffer.request_evaluation(request)
         self._waiting, self._asked = asyncio.create_task(self._receive(name, weights), name=name), weights
 
@@ -107,17 +116,21 @@ class Evaluations:
             "id": name,
         }
         facts = {key: result.get(key) for key in ("success", "n", "unscored")}
-        self._metrics.write({**event, **facts, "path": str(path)})
+        numbers = result.get("report", {}).get("metrics", {})
+        values = {name: number["value"] for name, number in numbers.items() if number["value"] is not None}
+        self._metrics.write({**event, **facts, "metrics": values, "path": str(path)})
 
 
-def success_of(folder: Path, weights: Weights) -> float | None:
-    """What the evaluation of exactly these weights came to; None if there is none, or nothing was scored."""
+def result_of(folder: Path, weights: Weights, *, metric: str) -> float | None:
+    """What the evaluation of exactly these weights came to, by `eval.metric`; None if there is none, or it could not be
+    measured."""
     try:
         result = json.loads((folder / f"{_name(weights)}.json").read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
-    success: float | None = result["success"]
-    return success
+    metrics = result.get("report", {}).get("metrics", {})
+    value: float | None = result["success"] if metric == SUCCESS else metrics.get(metric, {}).get("value")
+    return value
 
 
 def stored_evaluations(folder: Path) -> dict[Weights, Mapping[str, Any]]:

@@ -85,7 +85,7 @@ async def learn(
         on_recovered=partial(_write_recovered, metrics),
     )
     borne = cast(Buffer, lasting)
-    evaluations = Evaluations(borne, run_dir / "eval", metrics, prompts=recipe.eval.prompts)
+    evaluations = Evaluations(borne, run_dir / "eval", metrics, config=recipe.eval)
     outlet = Outlet(recipe, borne, stop=stop)
     phase = PhaseFile(run_dir)
     phase.enter(Phase.STARTING)

@@ -27,7 +27,7 @@ from asyncrl.learners.commands import Gather, Train
 from asyncrl.learners.costs import empty_fills, step_costs, use_metrics, weights_costs
 from asyncrl.learners.damage import sound_groups
 from asyncrl.learners.diagnostics import step_metrics
-from asyncrl.learners.evaluation import Evaluations, success_of
+from asyncrl.learners.evaluation import Evaluations, result_of
 from asyncrl.learners.gathering import merged
 from asyncrl.learners.ledger import move_settled
 from asyncrl.learners.lora import has_adapter, in_dtype, served_weights
@@ -301,7 +301,7 @@ class Learner:
             keep_last=config.keep_last,
             keep_best=config.keep_best,
             keep_every=config.keep_every,
-            success=partial(success_of, self.run_dir / "eval"),
+            success=partial(result_of, self.run_dir / "eval", metric=self.recipe.eval.metric),
         )
         oldest = kept.newest[-1]
         # After the older ones are gone: what only they could bring back is then settled.

@@ -16,6 +16,7 @@ from asyncrl.config.derived import derive
 from asyncrl.config.devices import check_devices
 from asyncrl.config.engine_checks import check_engine
 from asyncrl.config.errors import RecipeError, quoted
+from asyncrl.config.eval_checks import check_eval
 from asyncrl.config.mixture_checks import check_mixture, check_template_args
 from asyncrl.config.objective_checks import check_objective
 from asyncrl.config.packages import ReasoningGymTask, VerifiersTask, check_reasoning_gym, check_verifiers
@@ -60,6 +61,7 @@ def check(recipe: Recipe) -> None:
     _check_sampling(recipe)
     _check_learner(recipe)
     _check_checkpoints(recipe)
+    check_eval(recipe)
     check_devices(recipe)
     check_objective(recipe)
     check_rewards(recipe)

@@ -123,6 +123,7 @@ TABLE = (
         ("ckpt.interval",),
     ),
     Names("eval.every_steps", ("eval_steps",), ("grpo.val_period",), ("trainer.test_freq",), ("eval.interval",)),
+    Names("eval.metric", ("metric_for_best_model",), ("checkpointing.metric_name",), (), ()),
 )
 
 _TOO_COMMON = {"n", "name", "path", "interval", "max_tokens", "group_size"}
@@ -135,7 +136,6 @@ PLANNED = frozenset(
         "collector.sampling.seed",
         *(f"learner.{name}" for name in ("optimizer", "lr_scheduler_type")),
         "learner.parallel",
-        *(f"eval.{name}" for name in ("data", "n", "metric", "sampling", "save_best")),
     }
 )
 """Keys that asyncrl will have and this version has not: said as such, neither guessed at nor ignored."""

@@ -11,6 +11,7 @@ import msgspec
 from msgspec import Meta, field
 from msgspec.structs import force_setattr
 
+from asyncrl.config.evaluation import Eval
 from asyncrl.config.objective import Objective, completed
 from asyncrl.config.packages import ReasoningGymTask, VerifiersTask
 from asyncrl.config.rewards import Exact, RewardedTask, RewardPart, ScoringTask
@@ -286,7 +287,7 @@ class Checkpoint(Section, frozen=True, kw_only=True):
 
     every_steps: Positive = 20  # and at the end
     keep_last: Positive = 2  # the newest ones that are kept; a run goes on from one of these
-    keep_best: NonNegative = 0  # beside them, so many with the best success; needs eval.every_steps
+    keep_best: NonNegative = 0  # beside them, so many with the best eval.metric; needs eval.every_steps
     keep_every: Positive | None = None  # beside them, every n-th version, for good; null: none
     async_save: bool = True  # written beside training, from a copy in host memory; false: training waits
 
@@ -338,15 +339,6 @@ class WeightsConfig(Section, frozen=True, kw_only=True):
     anchor_every: Positive = 10  # of delta: every n-th version is written whole
 
 
-class Eval(Section, frozen=True, kw_only=True):
-    """Success on held-out rows, before and after."""
-
-    at_start: bool = True  # before the first step
-    at_end: bool = True  # after the last one
-    every_steps: Positive | None = None  # and of every n-th version, beside training; null: of none
-    prompts: Positive = 128  # held-out rows, one sampled answer each
-
-
 class Wandb(Section, frozen=True, kw_only=True):
     """Weights & Biases, of the extra `wandb`. Without a key or a network the run is recorded to be uploaded later."""
 
@@ -388,6 +380,11 @@ class Recipe(Section, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         force_setattr(self, "objective", completed(self.objective, self.buffer.max_trajectory_age))
+        own, heldout = self.task, self.eval.data
+        if heldout is not None and isinstance(own, SingleTurnTask | AgentTask) and own.data.heldout is None:
+            # Here, so that nowhere train rows are held out beside those of the file.
+            data = msgspec.structs.replace(own.data, heldout=heldout)
+            force_setattr(self, "task", msgspec.structs.replace(own, data=data))
 
 
 def to_builtins(recipe: Section) -> dict[str, Any]:

@@ -137,4 +137,6 @@ def _estimate(estimate: Mapping[str, Any], *, sign: str = "") -> str:
     """
     if estimate["value"] is None:
         return "-"
+    if estimate["low"] is None:
+        return f"{estimate['value']:{sign}.3f}"
     return f"{estimate['value']:{sign}.3f} [{estimate['low']:.3f}, {estimate['high']:.3f}]"

@@ -216,9 +216,10 @@ EVENTS = {
     "eval": {
         "lineage": "of the weights",
         "version": "of the weights",
-        "success": "mean reward of one sampled answer per held-out row",
-        "n": "rows",
-        "unscored": "rows without a score",
+        "success": "mean reward of the answers to held-out rows",
+        "n": "answers",
+        "unscored": "answers without a score",
+        "metrics": "all of the evaluation's, by name ([what they are](eval.md#what-the-numbers-mean))",
         "id": "names the file",
         "path": "of all answers",
     },

@@ -1,6 +1,7 @@
 """An evaluation as the learner asks for it: the first n held-out rows, answered by one set of weights, scored.
 
-    request: {"id", "weights": [lineage, version], "prompts": n, "samples": answers per row}
+    request: {"id", "weights": [lineage, version], "prompts": n, "samples": answers per row,
+              "sampling": what is other than in rollouts, "pass_above", "difficulty": column or null}
     result:  {"id", "weights", "sampling", "n": answers, "success": mean reward of the scored ones or None, "unscored",
               "answers": [entry, ...]}
 
@@ -16,6 +17,7 @@ One entry an answer:
     read                    what the verifier took for the answer, by which votes are counted; else its stripped text
     finish_reason, tokens   tokens: sampled, of all turns
     latency_s               from being asked to the last token, the wait for a slot included; None: nothing sampled
+    difficulty              the row's value in the column that the request names, if it does
     verifier_s              that its verifiers computed; None: one was killed, or none was asked
 
 Rewards are those of the task, without what the recipe adds for training: shaping, scale and clip. Both are JSON,
@@ -28,7 +30,8 @@ import asyncio
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from asyncrl.buffers.concurrency import all_or_nothing
@@ -44,18 +47,29 @@ from asyncrl.tasks.base import Split
 @dataclass(frozen=True, slots=True)
 class Evaluation:
     """A request, taken apart. `split`: whose rows, a learner asks for held-out ones only; of `train`, the rows of the
-    first tickets."""
+    first tickets. sampling: fields of `Sampling`. difficulty: a key of `Row.info`."""
 
     id: str
     weights: Weights
     prompts: int
     samples: int
     split: Split = "heldout"
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    pass_above: float = 0.0
+    difficulty: str | None = None
 
     @classmethod
     def of(cls, request: Mapping[str, Any]) -> Evaluation:
         lineage, version = request["weights"]
-        return cls(str(request["id"]), Weights(lineage, version), int(request["prompts"]), int(request["samples"]))
+        return cls(
+            str(request["id"]),
+            Weights(lineage, version),
+            int(request["prompts"]),
+            int(request["samples"]),
+            sampling=request.get("sampling", {}),
+            pass_above=float(request.get("pass_above", 0.0)),
+            difficulty=request.get("difficulty"),
+        )
 
 
 async def evaluate(
@@ -67,18 +81,24 @@ async def evaluate(
     sampling: Sampling,
     run: str,
     on_played: Callable[[int], None] = lambda _: None,
+    at_once: int | None = None,
 ) -> dict[str, Any]:
-    """Answer and score; all episodes are played at once. Seeds are a function of run, row and sample, not of the
-    weights, so that before and after differ by the weights alone. `on_played` hears how many episodes were played.
+    """Answer and score; all episodes are played at once, or `at_once` of them. Seeds are a function of run, row and
+    sample, not of the weights, so that before and after differ by the weights alone. `sampling`: of rollouts, of which
+    the evaluation may set some fields otherwise. `on_played` hears how many episodes were played.
 
     The caller keeps the weights as they are until this returns. Raises CollectorError if an answer has tokens of other
     ones after all, and what `player.play` raises.
     """
 
+    sampling = replace(sampling, **evaluation.sampling)
+    turn = asyncio.Semaphore(at_once) if at_once is not None else nullcontext()
     played_so_far = 0
 
     async def answer(index: int, prompt: Prompt | PromptError, sample: int) -> dict[str, Any]:
         about = {"task": prompt.task, "sample": sample, "version": evaluation.weights.version}
+        if (column := evaluation.difficulty) is not None:
+            about["difficulty"] = None if isinstance(prompt, PromptError) else prompt.row.info.get(column)
         if isinstance(prompt, PromptError):
             return _unplayed(about, f"{evaluation.split}-{index}", prompt.reason, str(prompt))
         episode = Episode(
@@ -91,9 +111,10 @@ async def evaluate(
             sampling=sampling,
         )
         nonlocal played_so_far
-        began = time.time()
         try:
-            played = await play(episode, player, sampler)
+            async with turn:
+                began = time.time()
+                played = await play(episode, player, sampler)
         except EpisodeLost as lost:
             return _unplayed(about, prompt.row.id, lost.reason, str(lost), prompt)
         finally:

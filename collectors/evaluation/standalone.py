@@ -18,13 +18,14 @@ from asyncrl.collectors.fleet import CollectorError, Fleet, engine_makers
 from asyncrl.collectors.playing import task_parts
 from asyncrl.collectors.rollout import run_of, sampling_of
 from asyncrl.collectors.seats import Seats
+from asyncrl.collectors.single import SinglePlayer
 from asyncrl.config.recipe import Recipe
 from asyncrl.staleness import Weights
 from asyncrl.tasks.base import Split
 from asyncrl.weights.base import StagedWeights
 
 FIXED = Weights(0, 0)
-"""What the engines are told they serve: an evaluation of a folder belongs to no lineage."""
+"""What the engines are told they serve where a model is no version of a run."""
 
 LOOK_S = 2.0
 """How often the engines are looked at; the end of the work does not wait for it."""
@@ -40,13 +41,16 @@ async def evaluate_folder(
     adjust: Callable[[Sampling], Sampling],
     on_answer: Callable[[int, int], None],
     split: Split = "heldout",
+    weights: Weights = FIXED,
+    difficulty: str | None = None,
 ) -> list[dict[str, Any]]:
     """Answer the first `prompts` rows of a split of the recipe's task `samples` times each with the model in
     `model_path`, and score the answers: the `answers` of `heldout.evaluate`.
 
     Same prompts, engine and verifier processes as in a run of the recipe, and with `seed` = `run.seed` the same seeds,
     so that a run's last checkpoint gives the run's last evaluation. `adjust` changes the recipe's sampling; `on_answer`
-    hears how many answers there are, of how many: first 0, when the engines are ready.
+    hears how many answers there are, of how many: first 0, when the engines are ready. weights: what the model is
+    called in the answers. difficulty: a key of `Row.info` that they have.
 
     Raises what building the task raises, then EngineError, CollectorError, VerifierError, WeightsError. Takes as long
     as it takes: an engine that makes no token for `collector.group_timeout_s` ends it.
@@ -58,17 +62,20 @@ async def evaluate_folder(
     prompts = min(prompts, task.heldout_rows) if split == "heldout" else prompts
     try:
         await all_or_nothing([player.start(), fleet.start()])
-        await _serve(fleet, await asyncio.to_thread(partial(own_weights, recipe, model_path)))
+        await _serve(fleet, await asyncio.to_thread(partial(own_weights, recipe, model_path, weights)))
         on_answer(0, prompts * samples)
         work = asyncio.ensure_future(
             evaluate(
-                Evaluation("eval", FIXED, prompts, samples, split),
+                Evaluation("eval", weights, prompts, samples, split, difficulty=difficulty),
                 prompts=task,
                 player=player,
-                sampler=Seats(fleet, may=partial(eq, FIXED), wait_s=0.0),
+                sampler=Seats(fleet, may=partial(eq, weights), wait_s=0.0),
                 on_played=lambda played: on_answer(played, prompts * samples),
                 sampling=adjust(sampling_of(recipe, task.stop_token_ids)),
                 run=run_of(recipe.run.name, seed),
+                # No more than are decoded: what an answer takes is then not its place in a queue. An episode of several
+                # turns leaves its slot between them.
+                at_once=fleet.slots if isinstance(player, SinglePlayer) else None,
             )
         )
         result = await _while_moving(fleet, work, limit_s=recipe.collector.group_timeout_s)
@@ -78,7 +85,7 @@ async def evaluate_folder(
         await asyncio.gather(fleet.close(), player.close())
 
 
-def own_weights(recipe: Recipe, model_path: Path) -> StagedWeights:
+def own_weights(recipe: Recipe, model_path: Path, weights: Weights = FIXED) -> StagedWeights:
     """The weights that a folder written by save_pretrained holds, as they are served: in the recipe's dtype, on the
     CPU, named and hashed by the one rule that learner and engines share."""
     import torch
@@ -90,7 +97,7 @@ def own_weights(recipe: Recipe, model_path: Path) -> StagedWeights:
         model_path, dtype=getattr(torch, recipe.model.dtype), trust_remote_code=recipe.model.trust_remote_code
     )
     tensors, tied = model_tensors(model)
-    return StagedWeights(FIXED, dict(tensors), tied, combined_checksum(tensors))
+    return StagedWeights(weights, dict(tensors), tied, combined_checksum(tensors))
 
 
 async def _serve(fleet: Fleet, staged: StagedWeights) -> None:

@@ -39,7 +39,8 @@ def point(record: Mapping[str, Any]) -> Point | None:
     """
     if record.get("event") == "eval":
         numbers = {key: record.get(key) for key in ("version", "success", "n", "unscored")}
-        return Point("eval/version", record["version"], record.get("time"), dict(_numbers("eval", numbers)))
+        values = dict(_numbers("eval", {**record.get("metrics", {}), **numbers}))
+        return Point("eval/version", record["version"], record.get("time"), values)
     if "event" in record:
         return None
     values = dict(_numbers("", {key: value for key, value in record.items() if key != "time"}))
