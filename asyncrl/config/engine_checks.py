@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from urllib.parse import urlsplit
-
-from asyncrl.config.errors import RecipeError, quoted
+from asyncrl.config.errors import RecipeError
 from asyncrl.config.recipe import Recipe, SamplingConfig, SglangEngine, VllmEngine, VllmServerEngine
+from asyncrl.config.server_url import check_url
 
 ELSEWHERE = {
     "model": "model.path",
@@ -96,17 +95,7 @@ def _check_arguments(engine: VllmEngine) -> None:
 
 
 def _check_server(engine: VllmServerEngine | SglangEngine, *, engines: int) -> None:
-    url = urlsplit(engine.url)
-    if url.scheme not in ("http", "https") or not url.hostname or url.query or url.fragment:
-        raise RecipeError(
-            f"collector.engine.url is {quoted(engine.url)}; it must be the address of a server, such as "
-            "http://127.0.0.1:8000"
-        )
-    if url.username or url.password:
-        raise RecipeError(
-            f"collector.engine.url is {quoted(engine.url)}, with a name or password in it. A server takes an API "
-            "key: put it into an environment variable and name that in collector.engine.api_key_env"
-        )
+    check_url("collector.engine.url", engine.url, example="http://127.0.0.1:8000")
     if engines > 1:
         raise RecipeError(
             f"collector.engines is {engines}, but there is one server at collector.engine.url, and each needs its own. "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from asyncrl.config.errors import RecipeError, quoted
+from asyncrl.config.judge_checks import check_remote
 from asyncrl.config.recipe import (
     Collector,
     ErrandsTask,
@@ -50,6 +51,7 @@ def _check_task(key: str, task: SingleTask, recipe: Recipe) -> None:
         raise RecipeError(f"{key}.rewards {said}; add {{type: exact}}, or another part of docs/rewards.md")
     for n, part in enumerate(task.rewards):
         _check_part(f"{key}.rewards[{n}]", part, recipe.collector)
+        check_remote(f"{key}.rewards[{n}]", part, recipe)
     clip = task.reward_clip
     if clip is not None and clip[0] >= clip[1]:
         raise RecipeError(f"{key}.reward_clip is {quoted(clip)}; write the lower bound first, such as [-1.0, 1.0]")

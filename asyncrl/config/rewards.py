@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal, NamedTuple
 
@@ -9,6 +10,9 @@ from msgspec import field
 
 from asyncrl.config.curriculum import Curriculum
 from asyncrl.config.section import Factor, NonNegative, Positive, Seconds, Section
+
+JUDGE_FIELD = re.compile(r"\{(prompt|answer|expected|messages)\}")
+"""What `prompt` of a judge may have filled in."""
 
 Role = Literal["outcome", "constraint", "violation"]
 """outcome: whether the answer is right. constraint: what it looks like; trained on, in no success. violation: what must
@@ -92,6 +96,48 @@ class F1(Part, frozen=True, kw_only=True):
     type: Literal["f1"] = "f1"
 
 
+class Judge(Part, frozen=True, kw_only=True):
+    """The verdict of a language model behind an OpenAI-compatible server, from its scale to 0 to 1 (`docs/rewards.md`).
+    Needs asyncrl[judge]."""
+
+    type: Literal["judge"] = "judge"
+    url: str  # of the server, up to the version: what stands before /chat/completions
+    model: str  # as the server calls it
+    api_key_env: str | None = None  # environment variable with the server's API key; null: it wants none
+    prompt: str = "How good is the answer to the prompt?\n\n{prompt}\n\n{answer}"  # with {expected} and {messages} too
+    reply: Literal["number", "json"] = "number"  # at the reply's end, or `score` of a JSON object
+    scale: tuple[float, float] = (1.0, 10.0)  # worst and best verdict
+    temperature: float | None = 0.0  # null: not sent, for models that refuse it
+    max_tokens: Positive | None = 512  # of a reply; null: not sent
+    extra_body: dict[str, Any] = field(default_factory=dict)  # other fields of the request
+    timeout_s: Seconds = 60.0  # one request
+    retries: NonNegative = 3  # of a request that failed, with growing pauses, or those that the server asks for
+    at_once: Positive = 16  # requests of a collector
+    requests_per_minute: Positive | None = None  # of a collector; null: as they come
+    max_calls: Positive | None = None  # of a collector's process; the run ends when they are spent; null: any
+    max_total_tokens: Positive | None = None  # the same for tokens, by the server's count
+    cache: str | None = None  # folder where replies are kept, for other runs too; null: nowhere
+
+    @property
+    def longest_s(self) -> float:
+        """After so long a question has no answer, whatever the pauses between its requests."""
+        return self.timeout_s * (1 + self.retries)
+
+
+class RewardModel(Part, frozen=True, kw_only=True):
+    """The number that a reward model gives the conversation with the answer: a sequence classifier of one label, as
+    transformers loads it, in a process of its own (`docs/rewards.md`)."""
+
+    type: Literal["reward-model"] = "reward-model"
+    path: str  # a folder, or a Hugging Face id
+    revision: str | None = None  # of a Hugging Face id
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    device: str = "cpu"  # or cuda, cuda:1: of those that the collector sees, whose engine must leave it the memory
+    max_length: Positive = 4096  # tokens of the conversation; a longer one is unscored
+    max_tokens_per_batch: Positive = 16384  # conversations are scored together up to so many tokens, padding included
+    timeout_s: Seconds = 60.0  # one batch; the process is killed then
+
+
 class ToolPolicy(Section, frozen=True, kw_only=True):
     """What a call of one tool does, and which arguments are let through to it. Of a tool that is not listed nothing is
     run, and whatever its schema allows is let through."""
@@ -122,7 +168,7 @@ class ToolCall(Part, frozen=True, kw_only=True):
     weights: ToolCallWeights = field(default_factory=ToolCallWeights)
 
 
-RewardPart = Exact | Function | Format | Length | Overlong | Math | Choice | Regex | F1 | ToolCall
+RewardPart = Exact | Function | Format | Length | Overlong | Math | Choice | Regex | F1 | Judge | RewardModel | ToolCall
 
 
 class Declared(NamedTuple):

@@ -3,10 +3,24 @@ recipe has it."""
 
 from __future__ import annotations
 
-from asyncrl.config.rewards import F1, Choice, Exact, Format, Function, Length, Math, Overlong, Part, Regex, ToolCall
+from asyncrl.config.rewards import (
+    F1,
+    Choice,
+    Exact,
+    Format,
+    Function,
+    Judge,
+    Length,
+    Math,
+    Overlong,
+    Part,
+    Regex,
+    RewardModel,
+    ToolCall,
+)
 from asyncrl.rewards.base import Remote, Verifier
 
-REMOTE: tuple[type[Part], ...] = ()
+REMOTE: tuple[type[Part], ...] = (Judge, RewardModel)
 """Parts that are asked for in the collector's event loop, not computed in a verifier process."""
 
 
@@ -45,4 +59,12 @@ def verifier(part: Part, *, max_tokens: int) -> Verifier:
 
 def remote(part: Part) -> Remote:
     """Of a remote part."""
+    if isinstance(part, Judge):
+        from asyncrl.rewards.judge import JudgePart
+
+        return JudgePart(part)
+    if isinstance(part, RewardModel):
+        from asyncrl.rewards.reward_model import RewardModelPart
+
+        return RewardModelPart(part)
     raise TypeError(f"no part that is asked for elsewhere is {part!r}")

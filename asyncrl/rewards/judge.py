@@ -1,0 +1,238 @@
+"""The reward part `judge`: a language model behind an OpenAI-compatible server says how good an answer is.
+
+| what                                                        | the answer                                         |
+|-------------------------------------------------------------|----------------------------------------------------|
+| a reply that can be read                                    | scored, from the scale to [0, 1]                   |
+| one that cannot, also when the judge was asked again        | unscored: `judge_unreadable`                       |
+| no reply: down, late, 429 and 5xx until `retries` are spent | unscored: `judge_unavailable`                      |
+| it refuses this question: too long, its content             | unscored: `judge_refused`                          |
+| the budget is spent                                         | BudgetSpent, which ends the run                    |
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sqlite3
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from asyncrl.config.rewards import Judge, part_name
+from asyncrl.config.secrets import HIDDEN
+from asyncrl.rewards import judge_question
+from asyncrl.rewards.base import Finding, Unscored
+from asyncrl.rewards.judge_cache import ReplyCache, key_of
+from asyncrl.rewards.judge_limits import Budget, Pace
+from asyncrl.rewards.judge_reply import Unreadable, verdict
+from asyncrl.rewards.parts import short
+from asyncrl.rewards.pool import VerifierError
+
+if TYPE_CHECKING:
+    from openai import AsyncOpenAI
+
+logger = logging.getLogger(__name__)
+
+UNAVAILABLE = "judge_unavailable"
+UNREADABLE = "judge_unreadable"
+REFUSED = "judge_refused"
+POOR = "judged_poor"
+"""Class of what is wrong with an answer in the lower half of the scale."""
+
+REFUSALS = (400, 413, 422)
+"""Statuses that say something of one question; any other is about the server or the key."""
+
+SHOWN = 200
+"""Characters of the end of a reply that are shown: there it says what it thinks."""
+
+Chat = list[dict[str, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What came back. tokens: of question and reply by the judge's own count, None if it does not count."""
+
+    text: str
+    cut_off: bool
+    tokens: int | None
+
+
+class JudgePart:
+    """Asks the judge; many answers at once. A Remote."""
+
+    def __init__(self, part: Judge) -> None:
+        self._part = part
+        self._name = part_name(part)
+        self._key = ""
+        self._client: AsyncOpenAI | None = None
+        self._cache: ReplyCache | None = None
+        self._cache_lock = asyncio.Lock()
+        self._places = asyncio.Semaphore(part.at_once)  # freed by calls, each of which has its limit
+        self._pace = Pace(part.requests_per_minute)
+        self._budget = Budget(self._name, part.max_calls, part.max_total_tokens)
+
+    async def start(self) -> None:
+        """Ask it once, which shows that address, key, model and settings are right. Raises VerifierError."""
+        part = self._part
+        try:
+            from openai import AsyncOpenAI  # of an extra, which only judges and agents need
+        except ImportError:
+            raise VerifierError(f"the judge {self._name!r} needs openai: pip install 'asyncrl[judge]'") from None
+        self._key = "" if part.api_key_env is None else os.environ.get(part.api_key_env, "")
+        if part.api_key_env is not None and not self._key:
+            raise VerifierError(
+                f"the judge {self._name!r}: api_key_env names the environment variable {part.api_key_env}, which is "
+                f"not set here; export {part.api_key_env}=..., or leave the key out if the server wants none"
+            )
+        self._cache = None if part.cache is None else await self._opened(Path(part.cache))
+        self._client = AsyncOpenAI(
+            base_url=part.url,
+            api_key=self._key or "none",  # else it would send OPENAI_API_KEY, which is for another server
+            timeout=part.timeout_s,
+            max_retries=part.retries,
+        )
+        try:
+            reply = await self._ask([{"role": "user", "content": judge_question.trial(part)}])
+        except Unscored as error:
+            raise VerifierError(
+                f"the judge {self._name!r}, {part.model} at {part.url}, cannot be asked: {error.detail}\n"
+                "Start it, or mend url, model and api_key_env of this part of task.rewards"
+            ) from None
+        if part.max_total_tokens is not None and reply.tokens is None:
+            raise VerifierError(
+                f"the judge {self._name!r} has max_total_tokens {part.max_total_tokens}, but its server at {part.url} "
+                "does not say how many tokens it used. Limit max_calls instead"
+            )
+
+    async def verify(self, row: Mapping[str, Any], answer: Mapping[str, Any]) -> Finding:
+        """See Remote. Raises Unscored, BudgetSpent."""
+        chat: Chat = [{"role": "user", "content": judge_question.question(self._part, row, answer)}]
+        key = key_of({"url": self._part.url, **self._request(chat)})
+        kept = await self._kept(key)
+        if kept is not None:
+            try:
+                return self._finding(kept)
+            except Unreadable:  # kept under another scale or form of reply
+                pass
+        reply = await self._ask(chat)
+        try:
+            finding = self._read(reply)
+        except Unreadable as error:
+            chat += [
+                {"role": "assistant", "content": reply.text},
+                {"role": "user", "content": judge_question.again(str(error), self._part)},
+            ]
+            reply = await self._ask(chat)
+            try:
+                finding = self._read(reply)
+            except Unreadable as second:
+                raise Unscored(UNREADABLE, f"{second}; the reply ends: {reply.text[-SHOWN:]!r}") from None
+        await self._keep(key, reply.text)
+        return finding
+
+    async def close(self) -> None:
+        """Calls in flight fail: their connections are closed."""
+        if self._client is not None:
+            await self._client.close()
+        if self._cache is not None:
+            async with self._cache_lock:
+                self._cache.close()
+                self._cache = None
+
+    # --- asking -----------------------------------------------------------------------------------------------------
+
+    def _request(self, chat: Chat) -> dict[str, Any]:
+        part = self._part
+        said = {"temperature": part.temperature, "max_tokens": part.max_tokens}
+        given = {name: value for name, value in said.items() if value is not None}
+        return {"model": part.model, "messages": chat, **given, "extra_body": part.extra_body}
+
+    async def _ask(self, chat: Chat) -> Reply:
+        """One question, asked until it is answered or `retries` are spent. Raises Unscored, BudgetSpent."""
+        import openai
+
+        if self._client is None:
+            raise VerifierError(f"the judge {self._name!r} was not started")
+        limit_s = self._part.longest_s
+        async with self._places:
+            await self._pace.turn()
+            self._budget.call()
+            try:
+                # A server that sends a byte now and then is never late by the client's own limit.
+                async with asyncio.timeout(limit_s):
+                    completion: Any = await self._client.chat.completions.create(**self._request(chat))
+            except TimeoutError:
+                raise Unscored(UNAVAILABLE, f"no reply within {limit_s:g} s") from None
+            except openai.APIStatusError as error:
+                failure = REFUSED if error.status_code in REFUSALS else UNAVAILABLE
+                raise Unscored(failure, self._without_key(error.message)) from None
+            except openai.APIConnectionError as error:
+                cause = error.__cause__ or error
+                raise Unscored(UNAVAILABLE, self._without_key(f"{error.message} ({type(cause).__name__})")) from None
+            except (openai.OpenAIError, ValueError) as error:  # a body that is no JSON
+                raise Unscored(UNREADABLE, self._without_key(f"no chat completion came back: {error}")) from None
+        reply = _reply(completion)
+        self._budget.tokens += reply.tokens or 0
+        return reply
+
+    def _without_key(self, text: str) -> str:
+        """Some servers say which key they refused."""
+        return short(text.replace(self._key, HIDDEN) if self._key else text)
+
+    # --- reading ----------------------------------------------------------------------------------------------------
+
+    def _read(self, reply: Reply) -> Finding:
+        if reply.cut_off:  # 1 may be the beginning of 10
+            raise Unreadable("it was cut off (max_tokens)")
+        return self._finding(reply.text)
+
+    def _finding(self, text: str) -> Finding:
+        value = verdict(text, self._part.reply, self._part.scale)
+        # A violation is below 0, and none is 0: only the best verdict finds nothing wrong.
+        part = value - 1.0 if self._part.role == "violation" else value
+        return Finding({self._name: part}, POOR if value < 0.5 else "", text[-SHOWN:])
+
+    # --- what was asked before --------------------------------------------------------------------------------------
+
+    async def _opened(self, folder: Path) -> ReplyCache:
+        try:
+            return await asyncio.to_thread(ReplyCache, folder)
+        except (OSError, sqlite3.Error) as error:
+            raise VerifierError(
+                f"the judge {self._name!r} cannot keep replies in {folder} ({error}): give another folder for cache, "
+                "or leave it out"
+            ) from None
+
+    async def _kept(self, key: bytes) -> str | None:
+        return None if self._cache is None else await self._filed(self._cache.get, key)
+
+    async def _keep(self, key: bytes, reply: str) -> None:
+        if self._cache is not None:
+            await self._filed(self._cache.put, key, reply)
+
+    async def _filed(self, call: Callable[..., str | None], *arguments: object) -> str | None:
+        """A call of the cache's, in a thread: it may wait for the disk, and for another process. A cache that fails
+        costs money, but no score: there is none from then on."""
+        async with self._cache_lock:  # one connection, so one call at a time
+            if self._cache is None:
+                return None
+            try:
+                return await asyncio.to_thread(call, *arguments)
+            except sqlite3.Error as error:
+                logger.warning("the judge %r keeps no more replies: %s", self._name, error)
+                self._cache.close()
+                self._cache = None
+                return None
+
+
+def _reply(completion: Any) -> Reply:
+    """What a server sent, of which the client only checks that it is JSON. Raises Unscored."""
+    try:
+        choice = completion.choices[0]
+        text, cut_off = choice.message.content, choice.finish_reason == "length"
+    except (AttributeError, IndexError, TypeError):
+        raise Unscored(UNREADABLE, f"no chat completion came back: {completion!r:.200}") from None
+    used = getattr(completion.usage, "total_tokens", None)
+    return Reply(text if isinstance(text, str) else "", cut_off, used if isinstance(used, int) else None)

@@ -1,0 +1,93 @@
+"""A judge that says what a test tells it to: a real HTTP server with OpenAI's chat completions."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+from aiohttp import web
+
+Says = Callable[["Scripted", dict[str, Any]], "web.Response | str | float"]
+"""From the request to a reply: a response, the text of a completion, or seconds in which nothing comes."""
+
+TRIAL = "This is a trial"
+
+
+class Scripted:
+    """questions: the requests that it got, without the trials; asked: since there is one; given_up: since a connection
+    ended before its reply."""
+
+    def __init__(self, says: Says) -> None:
+        self.questions: list[dict[str, Any]] = []
+        self.headers: list[dict[str, str]] = []
+        self.trials = self.at_once = self.most_at_once = 0
+        self.asked, self.given_up = asyncio.Event(), asyncio.Event()
+        self.url = ""
+        self.port = 0
+        self._says = says
+
+    async def reply(self, request: web.Request) -> web.StreamResponse:
+        asked = await request.json()
+        self.headers.append(dict(request.headers))
+        if TRIAL in asked["messages"][0]["content"]:
+            self.trials += 1
+            return completion("10")
+        self.questions.append(asked)
+        self.asked.set()
+        self.at_once += 1
+        self.most_at_once = max(self.most_at_once, self.at_once)
+        try:
+            said = self._says(self, asked)
+            if isinstance(said, float):
+                await asyncio.sleep(said)
+                said = "10"
+            return completion(said) if isinstance(said, str) else said
+        except asyncio.CancelledError:
+            self.given_up.set()
+            raise
+        finally:
+            self.at_once -= 1
+
+
+def completion(text: str, *, finish_reason: str = "stop", tokens: int | None = 30) -> web.Response:
+    """A chat completion. tokens: that it says were used."""
+    return web.json_response(
+        {
+            "id": "c-1",
+            "object": "chat.completion",
+            "created": 0,
+            "model": "scripted",
+            "choices": [
+                {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": finish_reason}
+            ],
+            "usage": None
+            if tokens is None
+            else {"prompt_tokens": tokens - 10, "completion_tokens": 10, "total_tokens": tokens},
+        }
+    )
+
+
+def failure(status: int, message: str = "scripted", **headers: str) -> web.Response:
+    """An error as OpenAI's servers have it."""
+    return web.json_response({"error": {"message": message}}, status=status, headers=headers)
+
+
+@asynccontextmanager
+async def serving(says: Says, *, port: int = 0) -> AsyncIterator[Scripted]:
+    """The server, on a port of this host, until the block is left."""
+    scripted = Scripted(says)
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", scripted.reply)
+    # A handler whose client has gone is cancelled: the test sees that a request was given up.
+    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=1.0)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", port)
+    await site.start()
+    scripted.port = runner.addresses[0][1]
+    scripted.url = f"http://127.0.0.1:{scripted.port}/v1"
+    try:
+        yield scripted
+    finally:
+        await runner.cleanup()
