@@ -16,8 +16,8 @@ from typing import Any
 
 try:
     import math_verify
-except ImportError as error:
-    raise ImportError("the reward part `math` needs math-verify: pip install 'asyncrl[math]'") from error
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError("the reward part `math` needs math-verify: pip install 'asyncrl[math]'") from error
 
 logging.getLogger("math_verify").setLevel(logging.ERROR)  # else it warns that its limits are off
 

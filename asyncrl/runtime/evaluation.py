@@ -22,6 +22,7 @@ from asyncrl.runtime import folder as folders
 from asyncrl.runtime import models
 from asyncrl.runtime.processes import RunFailed, use_devices, use_threads
 from asyncrl.tasks.base import Split, TaskError
+from asyncrl.tasks.row_check import check_rows
 
 if TYPE_CHECKING:
     from asyncrl.collectors.engines.base import Sampling
@@ -232,6 +233,7 @@ async def answers_of(
     from asyncrl.learners.model import ModelError
 
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # of loading weights: it is over before it can be read
+    await check_rows(recipe.task, recipe.collector, seed=recipe.run.seed)
     path = await asyncio.to_thread(models.resolve, target.recipe)
     use_threads(path)
     try:

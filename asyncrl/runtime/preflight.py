@@ -20,6 +20,7 @@ from asyncrl.runtime.planner import Plan
 from asyncrl.runtime.task_check import check_apart, others_code
 from asyncrl.tasks.base import NotInstalled
 from asyncrl.tasks.build import build_task
+from asyncrl.tasks.row_check import check_rows
 from asyncrl.tasks.training import train_rows
 
 EMBEDDED = "embedded"
@@ -110,6 +111,7 @@ async def _check_task_and_model(recipe: Recipe, *, fetch: bool) -> Path | None:
     else:
         task = build_task(recipe.task, seed=recipe.run.seed)
         train_rows(task, recipe.task, seed=recipe.run.seed)
+    await check_rows(recipe.task, recipe.collector, seed=recipe.run.seed)
     folder = models.check(recipe, fetch=fetch)
     if conversing and folder is not None:
         await check_apart(recipe, model_path=folder)
