@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from asyncrl.collectors.engines.base import Sampling
 from asyncrl.config.recipe import MixtureTask, Recipe, mixed_tasks
+from asyncrl.data.errors import RowError
 from asyncrl.tasks.base import Message, Row, Task
 from asyncrl.tasks.build import build_task
 from asyncrl.tasks.chat import NO_ARGUMENTS, Shown, check_template, end_token_ids, render, unseen
@@ -32,8 +33,8 @@ SIMULATED_PROMPT = (1, 2, 3)  # a simulated engine reads no prompt; a record nee
 
 
 class PromptError(Exception):
-    """A row of `task` cannot be generated for. `reason` is the class it is counted under: row_error,
-    prompt_too_long."""
+    """A row of `task` cannot be generated for. `reason` is the class it is counted under: row_error, row_error/REASON
+    (why a row of a file cannot be used), prompt_too_long."""
 
     def __init__(self, reason: str, detail: str, *, task: str) -> None:
         super().__init__(f"{reason}: {detail}")
@@ -169,6 +170,8 @@ class TaskPrompts:
             row = read()
             task = self._name_of(row)
             token_ids = tuple(render(self.tokenizer, self.messages(row), **self.shown(row)))
+        except RowError as error:  # of a very large file, whose rows are not all looked at before
+            raise PromptError(f"row_error/{error.reason}", str(error), task=task) from error
         except Exception as error:  # rows and messages are the user's program: they raise what they like
             raise PromptError("row_error", f"{type(error).__name__}: {error}", task=task) from error
         if self.max_length is not None and len(token_ids) > self.max_length - 1:

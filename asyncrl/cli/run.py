@@ -44,15 +44,21 @@ def run(recipe: str | None, resume: str | None, dry_run: bool, smoke: bool, **op
 
         overrides = [*options.pop("overrides"), *shortened.overrides(whole)]
         loaded = recipe_of(recipe, None, overrides=overrides, **options)
-    from asyncrl.runtime.preflight import EMBEDDED, check  # after the recipe, whose errors need not wait for it
+    from asyncrl.runtime import data_report  # after the recipe, whose errors need not wait for it
+    from asyncrl.runtime.preflight import EMBEDDED, check
 
     url = None if loaded.recipe.buffer.url == EMBEDDED else loaded.recipe.buffer.url
     if dry_run:
         return _dry_run(loaded, url, resume=previous is not None)
     plan = asyncio.run(check(loaded.recipe, url=url, resume=previous is not None))
     warn_of(plan)
+    found = data_report.datasets(loaded.recipe)
     with folders.opened(loaded, previous) as folder:
         click.echo(plan.line())
+        for key, dataset in found.items():
+            click.echo(f"{key}: {dataset.line()}")
+        if found:
+            data_report.write(found, folder)
         if smoke:
             return _smoke(loaded.recipe, whole, folder, plan.placement)
         code = _supervise(loaded.recipe, folder, plan.placement, resume=previous is not None)
@@ -82,7 +88,9 @@ def _smoke(recipe: Recipe, whole: Recipe, folder: Path, placement: Placement) ->
 
 
 def _dry_run(loaded: Loaded, url: str | None, *, resume: bool) -> int:
+    from asyncrl.config.checks import missing_files
     from asyncrl.config.resolved import resolved_yaml
+    from asyncrl.runtime import data_report
     from asyncrl.runtime.planner import DoesNotFit
     from asyncrl.runtime.preflight import survey
 
@@ -91,6 +99,9 @@ def _dry_run(loaded: Loaded, url: str | None, *, resume: bool) -> int:
     elsewhere = "memory: not for this machine; `asyncrl plan --gpus NxSIZE --memory SIZE` says it for another"
     for line in (elsewhere if plan is None else plan.table()).splitlines():
         click.echo(f"# {line}")
+    if not any(missing_files(loaded.recipe)):
+        for key, dataset in data_report.datasets(loaded.recipe).items():
+            click.echo(f"# {key}: {dataset.line()}")
     try:
         if plan is not None:
             warn_of(plan)

@@ -15,12 +15,13 @@ Policy = Literal["error", "skip"]
 
 
 class BadRows:
-    """`counts`: rows left out, by reason. The first of each reason is logged, so that a count has an example."""
+    """`counts`: rows left out, by reason; `examples`: what the first of each was refused with."""
 
-    def __init__(self, policy: Policy, *, key: str) -> None:
-        """`key`: of the recipe, that sets the policy; for the message."""
+    def __init__(self, policy: Policy, *, key: str, logs: bool = True) -> None:
+        """`key`: of the recipe, that sets the policy; for the message. `logs`: the first of each reason."""
         self.policy = policy
         self._key = key
+        self._logs = logs
         self.counts: Counter[Reason] = Counter()
         self.examples: dict[Reason, str] = {}
 
@@ -30,7 +31,8 @@ class BadRows:
             raise DataError(f"{error}\nOr leave such rows out and have them counted: {self._key}=skip") from error
         if not self.counts[error.reason]:
             self.examples[error.reason] = str(error).splitlines()[0]
-            log.warning("left out (%s): %s", error.reason, self.examples[error.reason])
+            if self._logs:
+                log.warning("left out (%s): %s", error.reason, self.examples[error.reason])
         self.counts[error.reason] += 1
 
     @property
@@ -43,9 +45,8 @@ class BadRows:
         return {reason: {"rows": count, "first": self.examples[reason]} for reason, count in self.counts.most_common()}
 
     def restore(self, document: Mapping[Reason, Any]) -> None:
-        """Count, and log, what `document` said of the same rows before."""
+        """Count what `document` said of the same rows before."""
         for reason, found in document.items():
-            log.warning("left out (%s): %s", reason, found["first"])
             self.counts[reason] += found["rows"]
             self.examples[reason] = found["first"]
 

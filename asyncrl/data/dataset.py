@@ -6,9 +6,7 @@ that is, and `docs/data.md` for what this means to rows of very large files.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
@@ -22,8 +20,6 @@ from asyncrl.data.split import held_out, prompt_key
 
 if TYPE_CHECKING:
     from asyncrl.config.recipe import DataSource
-
-log = logging.getLogger(__name__)
 
 
 class Side(Sequence[Record]):
@@ -66,14 +62,20 @@ class Side(Sequence[Record]):
 
 
 class Dataset:
-    """What the recipe's `task.data` names. Raises DataError when it is opened."""
+    """What the recipe's `data` names: both sides of the split, and what was found on the way. Raises DataError when it
+    is opened.
+
+    `warnings`: of rows that are left out or look wrong, one line each, for a person.
+    """
 
     def __init__(self, data: DataSource, *, section: str = "task.data") -> None:
+        """section: of the recipe, whose keys are named."""
         self._data = data
         self._section = section
         self._columns = Columns(data.prompt, data.answer, data.id, data.tools, section)
+        self._files: dict[str, dict[str, Any]] = {}
         self._shared = 0
-        self._document: dict[str, Any] = {}
+        self.warnings: list[str] = []
         train = self._opened(data.train, "train")
         if data.heldout is None:
             held = held_out(train.prompts, section=section)
@@ -86,65 +88,66 @@ class Dataset:
         self.train: Sequence[Record] = Side(train, self._columns, unseen=train.unseen, foreign=foreign)
         self.heldout: Sequence[Record] = Side(heldout, self._columns, unseen=0, foreign=foreign[:0])
 
-    @cached_property
     def document(self) -> dict[str, Any]:
         """What was read and what was left out; JSON."""
         return {
             "train": len(self.train),
             "heldout": len(self.heldout),
             "shared_prompts": self._shared,
-            "files": self._document,
+            "read": self._files,
+            "warnings": self.warnings,
         }
 
     def line(self) -> str:
-        """The same for a person, in one line."""
-        sides = f"data: {len(self.train):,} rows to train, {len(self.heldout):,} held out"
-        found = self._document.values()
-        left_out = sum(reason["rows"] for side in found for reason in side["left_out"].values())
-        repeated = sum(side["duplicates"] for side in found)
-        contradicted = sum(side["contradictory"] for side in found)
-        unseen = sum(side["unseen"] for side in found)
+        """The counts for a person, in one line: all that are not 0."""
+        read = self._files.values()
         counts = {
-            "left out": left_out,
-            "repeated": repeated,
-            "prompts with several answers": contradicted,
+            "left out": sum(reason["rows"] for files in read for reason in files["left_out"].values()),
+            "repeated": sum(files["duplicates"] for files in read),
+            "prompts with several answers": sum(files["contradictory"] for files in read),
             "held-out prompts also in train": self._shared,
-            "looked at when they are read": unseen,
+            "looked at when they are read": sum(files["unseen"] for files in read),
         }
-        return "; ".join([sides, *(f"{count:,} {what}" for what, count in counts.items() if count)])
+        sides = f"{len(self.train):,} rows to train, {len(self.heldout):,} held out"
+        return "; ".join([sides, *(f"{what}: {count:,}" for what, count in counts.items() if count)])
 
     def _opened(self, given: str | Sequence[str], side: str) -> Examined:
         files = open_files(given, self._data.format, key=f"{self._section}.{side}")
-        bad = BadRows(self._data.bad_rows, key=f"{self._section}.bad_rows")
+        bad = BadRows(self._data.bad_rows, key=f"{self._section}.bad_rows", logs=False)
         examined = examine(files, self._columns, bad)
-        repeated, several = examined.repeated, examined.contradicting
-        self._document[side] = {
+        self._files[side] = {
             "files": files.described(),
             "unseen": examined.unseen,
             "left_out": bad.document(),
-            "duplicates": len(repeated),
-            "contradictory": len(several),
+            "duplicates": len(examined.repeated),
+            "contradictory": len(examined.contradicting),
         }
-        if len(several):
-            one, other = several[0].tolist()
-            log.warning(
-                "%s: %d prompts have more than one answer, as %s and %s: if one is right, the others teach against it",
-                *(files.paths[0], len(several), files.where(one), files.where(other)),
+        self.warnings += [f"left out ({reason}): {first}" for reason, first in bad.examples.items()]
+        if several := len(examined.contradicting):
+            one, other = (files.where(position) for position in examined.contradicting[0].tolist())
+            self.warnings.append(
+                f"{files.paths[0]}: prompts with several answers: {several}, as {one} and {other}; if one is right, "
+                "the others teach against it"
             )
-        if not len(repeated):
+        return self._without_repeats(examined)
+
+    def _without_repeats(self, examined: Examined) -> Examined:
+        """The rows that are used, as `duplicates` says of those that repeat an earlier one."""
+        if not len(examined.repeated):
             return examined
-        one, other = repeated[0].tolist()
+        files = examined.files
+        first, later = (files.where(position) for position in examined.repeated[0].tolist())
         said = (
-            f"{files.paths[0]}: {len(repeated)} rows have prompt and answer of an earlier one, as {files.where(other)} "
-            f"of {files.where(one)}"
+            f"{files.paths[0]}: rows with prompt and answer of an earlier one: {len(examined.repeated)}, as {later} of "
+            f"{first}"
         )
         if self._data.duplicates == "error":
-            raise DataError(f"{said}: remove them, or say what becomes of them: {self._section}.duplicates=drop (keep)")
+            raise DataError(f"{said}; remove them, or have it done: {self._section}.duplicates=drop")
         if self._data.duplicates == "keep":
-            log.warning("%s: they are trained as often as they stand there", said)
+            self.warnings.append(f"{said}; each is trained as often as it stands there ({self._section}.duplicates)")
             return examined
-        log.warning("%s: they are left out", said)
-        return examined.only(~np.isin(examined.positions, repeated[:, 1]))
+        self.warnings.append(f"{said}; they are left out")
+        return examined.only(~np.isin(examined.positions, examined.repeated[:, 1]))
 
     def _without_leaks(self, train: Examined, heldout: Examined) -> Examined:
         """The rows to train, as `leaks` says of prompts that are also held out."""
@@ -152,17 +155,16 @@ class Dataset:
         self._shared = len(np.unique(train.prompts[leaking]))
         if not self._shared:
             return train
-        first = int(train.positions[leaking][0])
         said = (
-            f"{self._shared} held-out prompts of {heldout.files.paths[0]} also occur in {train.files.paths[0]}, the "
-            f"first at {train.files.where(first)}"
+            f"held-out prompts of {heldout.files.paths[0]} that also occur in {train.files.paths[0]}: {self._shared}, "
+            f"as {train.files.where(int(train.positions[leaking][0]))}"
         )
         if self._data.leaks == "error":
-            raise DataError(f"{said}: remove them there, or have it done: {self._section}.leaks=drop")
+            raise DataError(f"{said}; remove them there, or have it done: {self._section}.leaks=drop")
         if self._data.leaks == "warn":
-            log.warning("%s: held-out success will look too good (%s.leaks=drop)", said, self._section)
+            self.warnings.append(f"{said}; held-out success will look too good ({self._section}.leaks=drop)")
             return train
-        if leaking.all():
-            raise DataError(f"{said}, and no row is left to train: give other rows as {self._section}.heldout")
-        log.warning("%s: %d rows are left out there", said, int(leaking.sum()))
+        if leaking.all() and not train.unseen:
+            raise DataError(f"{said}; no row is left to train: give other rows as {self._section}.heldout")
+        self.warnings.append(f"{said}; left out there: {int(leaking.sum())} rows")
         return train.only(~leaking)

@@ -2,6 +2,7 @@
 
 runs/<name>-<date>-<n>/
     recipe.yaml  recipe-diff.yaml  versions.json     what was run, exactly
+    data.json                                        what its data files came to
     logs/<process>.log                               what each process said
     metrics.jsonl  archive/  checkpoints/  eval/  summary.json      written by the learner
     store.json  store/                               the embedded store

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast, get_args
 
@@ -26,6 +27,8 @@ from asyncrl.tasks.tools import Tool, schemas, tools_by_name
 from asyncrl.tasks.uppercase import Uppercase
 from asyncrl.tasks.verifiers import Verifiers
 
+logger = logging.getLogger(__name__)
+
 BUILT_IN = ("reverse", "uppercase", "errands", "single-turn", "agent", "reasoning-gym", "verifiers", "mixture")
 
 _OPTIONAL = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
@@ -47,6 +50,9 @@ def build_task(config: recipe.Task, *, seed: int) -> Task:
         schemas(task.tools, f"task.type {task.name}")
     for split in get_args(Split):
         _check_rows(task, split)
+    if isinstance(task, SingleTurn):
+        for warning in task.dataset.warnings:
+            logger.warning("%s", warning)
     return task
 
 

@@ -53,7 +53,7 @@ def test_a_held_out_file_is_used_whole(tmp_path: Path, caplog: pytest.LogCapture
 def test_prompts_in_both_files_are_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     train, test = write(tmp_path / "train.jsonl", 20), write(tmp_path / "test.jsonl", 3, first=18)
     build_task(config(train, test), seed=0)
-    assert "2 held-out prompts" in caplog.text
+    assert f"held-out prompts of {test} that also occur in {train}: 2, as {train}:19" in caplog.text
 
 
 def test_the_system_prompt_goes_before_the_question(tmp_path: Path) -> None:
