@@ -16,10 +16,14 @@ from asyncrl.config.recipe import (
     UppercaseTask,
     tasks_by_key,
 )
-from asyncrl.config.rewards import Format, Function, Length, Overlong, Part, Regex, ToolCall, numbers
+from asyncrl.config.rewards import Code, Format, Function, Length, Overlong, Part, Regex, ToolCall, numbers
+from asyncrl.config.sizes import size_bytes, size_text
 
 FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+MODULE = re.compile(r"[A-Za-z_][\w.]*")
+LEAST_CODE_MEMORY = 64 << 20  # less, and ordinary programs fail
+CODE_SLACK_S = 1.0  # to end a program and clear up, before the process that does it is killed
 
 
 def check_rewards(recipe: Recipe) -> None:
@@ -80,6 +84,8 @@ def _check_part(key: str, part: Part, collector: Collector) -> None:
             ) from None
     if isinstance(part, ToolCall):
         _check_tool_call(key, part, collector)
+    if isinstance(part, Code):
+        _check_code(key, part, collector)
     if isinstance(part, Overlong) and part.buffer_tokens >= max_tokens:
         raise RecipeError(
             f"{key}.buffer_tokens is {part.buffer_tokens} with collector.sampling.max_tokens {max_tokens}: every "
@@ -102,11 +108,41 @@ def _check_tool_call(key: str, part: ToolCall, collector: Collector) -> None:
                 raise RecipeError(
                     f"{key}.tools[{n}].{kind} is {quoted(function)}; write module:function, as in my_tools:{tool.name}"
                 )
-    limit, of = collector.score_timeout_s, "collector.score_timeout_s"
-    if part.timeout_s is not None:
-        limit, of = part.timeout_s, f"{key}.timeout_s"
+    limit, of = _limit(key, part, collector)
     if part.call_timeout_s >= limit:
         raise RecipeError(
             f"{key}.call_timeout_s is {part.call_timeout_s:g}, but the process is killed after {of} {limit:g}, which "
             "leaves the answer unscored. Use less"
         )
+
+
+def _check_code(key: str, part: Code, collector: Collector) -> None:
+    limit, of = _limit(key, part, collector)
+    if part.total_timeout_s > limit - CODE_SLACK_S:
+        raise RecipeError(
+            f"{key}.total_timeout_s is {part.total_timeout_s:g}, but the process is killed after {of} {limit:g}, which "
+            f"leaves the answer unscored. Use {CODE_SLACK_S:g} s less than that, or raise it"
+        )
+    if part.test_timeout_s > part.total_timeout_s:
+        raise RecipeError(
+            f"{key}.test_timeout_s is {part.test_timeout_s:g}, more than total_timeout_s {part.total_timeout_s:g}, "
+            "which is of all tests. Use less"
+        )
+    try:
+        memory = size_bytes(part.memory_limit)
+    except ValueError as error:
+        raise RecipeError(f"{key}.memory_limit is {quoted(part.memory_limit)}; {error}") from None
+    if memory < LEAST_CODE_MEMORY:
+        raise RecipeError(
+            f"{key}.memory_limit is {part.memory_limit}: hardly a program runs in that. Use "
+            f"{size_text(LEAST_CODE_MEMORY)} or more"
+        )
+    if odd := next((name for name in part.modules if not MODULE.fullmatch(name)), None):
+        raise RecipeError(f"{key}.modules has {quoted(odd)}; write names as import takes them, such as numpy")
+
+
+def _limit(key: str, part: Part, collector: Collector) -> tuple[float, str]:
+    """When the process that computes a part is killed, and the key that says so."""
+    if part.timeout_s is not None:
+        return part.timeout_s, f"{key}.timeout_s"
+    return collector.score_timeout_s, "collector.score_timeout_s"

@@ -168,7 +168,22 @@ class ToolCall(Part, frozen=True, kw_only=True):
     weights: ToolCallWeights = field(default_factory=ToolCallWeights)
 
 
-RewardPart = Exact | Function | Format | Length | Overlong | Math | Choice | Regex | F1 | Judge | RewardModel | ToolCall
+class Code(Part, frozen=True, kw_only=True):
+    """The last fenced block of Python of the answer passes the tests of the row: 1, else 0. It runs in a sandbox, on
+    Linux only (`docs/rewards.md`)."""
+
+    type: Literal["code"] = "code"
+    tests: str | None = None  # column with the tests; null: the row's answer
+    score: Literal["all", "share"] = "all"  # share: of the tests that pass, instead of 1 or 0
+    test_timeout_s: Seconds = 3.0  # of one test, and of what the program does before it can be called
+    total_timeout_s: Seconds = 8.0  # of all tests of an answer; at least 1 s less than what limits the score
+    memory_limit: str | int = "512MiB"  # of the program, beyond what the interpreter needs
+    modules: list[str] = field(default_factory=list)  # that it may import beside the standard library, such as numpy
+
+
+RewardPart = (
+    Exact | Function | Format | Length | Overlong | Math | Choice | Regex | F1 | Judge | RewardModel | ToolCall | Code
+)
 
 
 class Declared(NamedTuple):

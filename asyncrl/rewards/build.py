@@ -6,6 +6,7 @@ from __future__ import annotations
 from asyncrl.config.rewards import (
     F1,
     Choice,
+    Code,
     Exact,
     Format,
     Function,
@@ -38,10 +39,6 @@ def verifier(part: Part, *, max_tokens: int) -> Verifier:
         from asyncrl.rewards.shaping import Shape
 
         return Shape(part, max_tokens=max_tokens)
-    if isinstance(part, ToolCall):
-        from asyncrl.rewards.tool_call import ToolCallVerifier
-
-        return ToolCallVerifier(part)
     if isinstance(part, Math):
         from asyncrl.rewards.math import MathAnswer
 
@@ -54,6 +51,14 @@ def verifier(part: Part, *, max_tokens: int) -> Verifier:
         from asyncrl.rewards.text import PatternMatch, WordOverlap
 
         return PatternMatch(part) if isinstance(part, Regex) else WordOverlap(part)
+    if isinstance(part, ToolCall):
+        from asyncrl.rewards.tool_call import ToolCallVerifier
+
+        return ToolCallVerifier(part)
+    if isinstance(part, Code):
+        from asyncrl.rewards.code import CodeTests
+
+        return CodeTests(part)
     raise TypeError(f"no verifier computes {part!r}")
 
 

@@ -28,6 +28,8 @@ HEADER = struct.Struct(">I")
 LARGEST_MESSAGE = 16 << 20  # bytes
 LARGEST_PLAIN_INT = 1 << 63  # larger ones as hexadecimal: decimal takes quadratic time, and Python limits it
 
+ENDED = "ended"  # why it is gone, as far as that can be seen here
+
 Message = list[Any]
 
 OF_ONE: Mapping[str, Callable[..., Any]] = {
@@ -259,14 +261,18 @@ class Peer:
     def _send(self, message: Message) -> None:
         try:
             body = json.dumps(message).encode()
-        except (ValueError, RecursionError) as error:  # deeper than JSON is written
-            body = json.dumps(["raised", type(error).__name__, str(error)]).encode()
+            if len(body) > LARGEST_MESSAGE:
+                raise ValueError(f"it has {len(body)} bytes as JSON, and {LARGEST_MESSAGE} can be sent")
+        except (ValueError, RecursionError) as error:  # the latter: deeper than JSON is written
+            if message[0] != "value":
+                raise
+            body = json.dumps(["raised", type(error).__name__, f"what was returned cannot be sent: {error}"]).encode()
         left = memoryview(HEADER.pack(len(body)) + body)
         try:
             while left:
                 left = left[os.write(self._channel, left) :]
         except OSError:
-            raise Gone("ended") from None
+            raise Gone(ENDED) from None
 
     def _receive(self, *, end: bool = False) -> Message | None:
         """One message; None at the end, if that is expected. Raises Gone."""
@@ -274,13 +280,13 @@ class Peer:
         if end and not header:
             return None
         if len(header) < HEADER.size:
-            raise Gone("ended")
+            raise Gone(ENDED)
         (size,) = HEADER.unpack(header)
         if size > LARGEST_MESSAGE:
             raise Gone(f"a message of {size} bytes; {LARGEST_MESSAGE} can be sent")
         body = self._read(size)
         if len(body) < size:
-            raise Gone("ended")
+            raise Gone(ENDED)
         try:
             message = json.loads(body)
         except (ValueError, RecursionError) as error:
@@ -295,7 +301,7 @@ class Peer:
             try:
                 piece = os.read(self._channel, min(size - len(received), 1 << 16))
             except OSError:
-                raise Gone("ended") from None
+                raise Gone(ENDED) from None
             if not piece:
                 break
             received += piece

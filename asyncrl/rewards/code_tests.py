@@ -1,0 +1,113 @@
+"""From the tests of a row to what is run. Pure.
+
+| a row has                           | each test is                                                                  |
+|-------------------------------------|-------------------------------------------------------------------------------|
+| `[{"stdin", "stdout"}, ...]`        | a run of the program with that input; its output is compared                  |
+| `[{"call", "expected"}, ...]`       | an expression, such as `add(1, 2)`, whose value is compared with a JSON value |
+| Python source, or a list of sources | each `assert` at the top level with what stands before it; else all of it     |
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+Item = list[Any]
+"""`["setup", source]`, `["test", source]` or `["call", call, expected]`: what a sandbox's tests are given."""
+
+FORMS = (
+    'Python source, a list of sources, a list of {"stdin", "stdout"} with texts, or a list of {"call", "expected"} '
+    "with a Python expression and a JSON value"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RowTests:
+    """One of both is empty. programs: (stdin, stdout); items: in order, setups among the tests that need them."""
+
+    programs: tuple[tuple[str, str], ...] = ()
+    items: tuple[Item, ...] = ()
+
+    @property
+    def count(self) -> int:
+        return len(self.programs) + sum(item[0] != "setup" for item in self.items)
+
+    def after(self, done: int) -> list[Item]:
+        """The items without the first `done` tests; their setups stay, as later ones may build on them."""
+        left: list[Item] = []
+        for item in self.items:
+            if item[0] == "setup" or done == 0:
+                left.append(item)
+            else:
+                done -= 1
+        return left
+
+
+def read_tests(given: object) -> RowTests:
+    """The tests that a row has. Raises ValueError, of one line, for what is none.
+
+    >>> read_tests("import math\\nassert f(4) == math.sqrt(16)").items
+    (['setup', 'import math'], ['test', 'assert f(4) == math.sqrt(16)'])
+    >>> read_tests([{"stdin": "1 2", "stdout": "3"}]).count
+    1
+    """
+    listed: Sequence[Any] = given if isinstance(given, list) else [given]
+    if listed and all(isinstance(entry, str) for entry in listed):
+        return _named(item for source in listed for item in _split(source))
+    if listed and all(isinstance(entry, dict) and entry.keys() == {"stdin", "stdout"} for entry in listed):
+        if all(isinstance(text, str) for entry in listed for text in entry.values()):
+            return RowTests(programs=tuple((entry["stdin"], entry["stdout"]) for entry in listed))
+    elif listed and all(isinstance(entry, dict) and entry.keys() == {"call", "expected"} for entry in listed):
+        for entry in listed:
+            _parsed(entry["call"], "eval")
+        return _named(["call", entry["call"], entry["expected"]] for entry in listed)
+    raise ValueError(f"tests are {given!r:.100}; they have to be {FORMS}")
+
+
+def _split(source: str) -> Iterator[Item]:
+    """One source as its tests, with what stands between them as setup."""
+    body = _parsed(source, "exec").body
+    if not any(isinstance(statement, ast.Assert) for statement in body):
+        yield ["test", source]
+        return
+    waiting: list[ast.stmt] = []
+    for statement in body:
+        if isinstance(statement, ast.Assert):
+            if waiting:
+                yield ["setup", "\n".join(map(ast.unparse, waiting))]
+            waiting = []
+            yield ["test", ast.unparse(statement)]
+        else:
+            waiting.append(statement)
+    if waiting:  # a call of a function with tests, perhaps
+        yield ["test", "\n".join(map(ast.unparse, waiting))]
+
+
+def _named(items: Iterator[Item]) -> RowTests:
+    """Refuse tests that pass without an answer. Names that are built in stay what they are (`sandbox_calls.py`)."""
+    found = RowTests(items=tuple(items))
+    trees = [_parsed(item[1], "eval" if item[0] == "call" else "exec") for item in found.items]
+    names = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Name)]
+    own = {node.id for node in names if isinstance(node.ctx, ast.Store)} | set(dir(builtins))
+    for node in (node for tree in trees for node in ast.walk(tree)):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef):
+            own.add(node.name)
+        elif isinstance(node, ast.alias):
+            own.add((node.asname or node.name).partition(".")[0])
+        elif isinstance(node, ast.arg):
+            own.add(node.arg)
+    if not {node.id for node in names} - own:
+        raise ValueError("no test uses a name of the answer's that is not built into Python, so that nothing is tested")
+    return found
+
+
+def _parsed(source: object, mode: str) -> Any:
+    if not isinstance(source, str):
+        raise ValueError(f"{source!r:.100} is no Python source")
+    try:
+        return ast.parse(source, mode=mode)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise ValueError(f"{source!r:.100} is no Python: {error}") from None
