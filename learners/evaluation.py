@@ -116,8 +116,10 @@ class Evaluations:
             "id": name,
         }
         facts = {key: result.get(key) for key in ("success", "n", "unscored")}
-        numbers = result.get("report", {}).get("metrics", {})
+        report = result.get("report", {})
+        numbers = report.get("metrics", {})
         values = {name: number["value"] for name, number in numbers.items() if number["value"] is not None}
+        facts["prompts"] = report.get("prompts", result.get("n"))
         self._metrics.write({**event, **facts, "metrics": values, "path": str(path)})
 
 

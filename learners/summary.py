@@ -54,7 +54,7 @@ def summarise(
         "reward_last20": _mean([step["reward/mean"] for step in steps[-WINDOW:]]),
         "success_before": before["success"] if before else None,
         "success_after": after["success"] if after else None,
-        "eval_n": (after or before or {}).get("n"),
+        "eval_n": _rows(after or before or {}),
         "prompts": _side_by_side(before, after),
         "lost": stats.lost,
         "lost_length_ratio": lost_length_ratio(stats),
@@ -69,6 +69,11 @@ def summarise(
         "resolved_recipe": str(run_dir / "recipe.yaml"),
         "stopped": stopped,
     }
+
+
+def _rows(evaluation: Mapping[str, Any]) -> int | None:
+    """How many were answered, each once or more often."""
+    return len({(answer.get("task", ""), answer["row_id"]) for answer in evaluation.get("answers", ())}) or None
 
 
 def _side_by_side(before: Mapping[str, Any] | None, after: Mapping[str, Any] | None) -> list[dict[str, Any]]:

@@ -22,6 +22,7 @@ BAD_INPUT = (
     ("asyncrl.runtime.evaluation", "TargetError"),
     ("asyncrl.runtime.export", "ExportError"),
     ("asyncrl.runtime.folder", "RunFolderError"),
+    ("asyncrl.runtime.gate_rules", "GateError"),
     ("asyncrl.runtime.launch", "LaunchError"),
     ("asyncrl.runtime.models", "ModelError"),
     ("asyncrl.runtime.planner", "DoesNotFit"),

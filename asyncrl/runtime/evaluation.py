@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +21,7 @@ from asyncrl.data.errors import DataError
 from asyncrl.runtime import folder as folders
 from asyncrl.runtime import models
 from asyncrl.runtime.processes import RunFailed, use_devices, use_threads
+from asyncrl.staleness import Weights
 from asyncrl.tasks.base import Split, TaskError
 from asyncrl.tasks.row_check import check_rows
 
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
 
 MODEL_PATH = "model.path"
 
+NO_VERSION = Weights(0, 0)
+"""Of a model that no run published."""
+
 
 class TargetError(Exception):
     """What should be evaluated cannot be found or used; names it and the fix."""
@@ -36,15 +40,17 @@ class TargetError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Something to evaluate: `recipe.model` is its model. `name` is for a person."""
+    """Something to evaluate: `recipe.model` is its model. `name` is for a person. weights: which of a run's."""
 
     name: str
     recipe: Recipe
+    weights: Weights = NO_VERSION
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How. `temperature` and `max_tokens` None: the recipe's. `ks`: of pass@k, each at most `samples`."""
+    """How. `temperature` and `max_tokens` None: those of `sampling`, which has what is other than
+    `collector.sampling`, or of that. `ks`: of pass@k, each at most `samples`. difficulty: a column of the rows."""
 
     prompts: int
     samples: int
@@ -53,9 +59,12 @@ class Plan:
     max_tokens: int | None
     seed: int
     pass_above: float
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    difficulty: str | None = None
 
     def adjust(self, sampling: Sampling) -> Sampling:
         """The recipe's sampling, with what this plan sets instead."""
+        sampling = replace(sampling, **self.sampling)
         return replace(
             sampling,
             temperature=sampling.temperature if self.temperature is None else self.temperature,
@@ -92,9 +101,9 @@ def find_against(given: str, target: Target) -> Target:
     """What `target` is compared with, in the same forms. Raises what `find_target` raises."""
     if not _is_model(given):
         return find_target(given)
-    folder = _intact(given)
+    folder, weights = _intact(given)
     model = msgspec.structs.replace(target.recipe.model, path=str(folder))
-    return Target(f"checkpoint {folder}", msgspec.structs.replace(target.recipe, model=model))
+    return Target(f"checkpoint {folder}", msgspec.structs.replace(target.recipe, model=model), weights)
 
 
 def _recipe(name: str, overrides: Sequence[str]) -> Target:
@@ -116,11 +125,12 @@ def _run(folder: Path, overrides: Sequence[str]) -> Target:
             f"run {folder} has no intact checkpoint yet; {folder / 'recipe.yaml'} evaluates the model it started from"
         )
     name = f"run {folder}, version {checkpoint.weights.version}"
-    return Target(name, _with_model(str(folder / "recipe.yaml"), checkpoint.folder, overrides))
+    recipe = _with_model(str(folder / "recipe.yaml"), checkpoint.folder, overrides)
+    return Target(name, recipe, checkpoint.weights)
 
 
 def _checkpoint(given: str, recipe: str | None, overrides: Sequence[str]) -> Target:
-    folder = _intact(given)
+    folder, weights = _intact(given)
     if recipe is None:
         run = folder.parent.parent  # <run>/checkpoints/version-000020
         if not (run / "recipe.yaml").is_file() or is_supervised(run):
@@ -128,7 +138,7 @@ def _checkpoint(given: str, recipe: str | None, overrides: Sequence[str]) -> Tar
                 f"{folder} lies in no folder of `asyncrl run`; say by which recipe's task: --recipe RECIPE"
             )
         recipe = str(run / "recipe.yaml")
-    return Target(f"checkpoint {folder}", _with_model(recipe, folder, overrides))
+    return Target(f"checkpoint {folder}", _with_model(recipe, folder, overrides), weights)
 
 
 def is_supervised(run: Path) -> bool:
@@ -144,17 +154,18 @@ def _is_model(given: str) -> bool:
     return (Path(given).expanduser() / "config.json").is_file()
 
 
-def _intact(given: str) -> Path:
-    """A model folder, compared with its checksums if it is a checkpoint of a run. Raises TargetError."""
+def _intact(given: str) -> tuple[Path, Weights]:
+    """A model folder and, if it is a checkpoint of a run, its version; that is compared with its checksums. Raises
+    TargetError."""
     from asyncrl.learners.checkpoint import MANIFEST, CheckpointError, load  # loads torch
 
     folder = Path(given).expanduser().resolve()
     if (folder / MANIFEST).is_file():
         try:
-            load(folder)
+            return folder, load(folder).weights
         except CheckpointError as error:
             raise TargetError(str(error)) from None
-    return folder
+    return folder, NO_VERSION
 
 
 def _with_model(recipe: str, folder: Path, overrides: Sequence[str]) -> Recipe:
@@ -173,8 +184,9 @@ async def evaluate(
     sampled, how many by now, of how many.
 
     Both are evaluated by the task and settings of `target`'s recipe; of `against` only the model is taken. Returns a
-    JSON document: of each its `target`, `model`, `report` and `answers`, and the `difference`. Raises what a person can
-    have caused before the work starts as the error of its part, RunFailed after.
+    JSON document: of each its `target`, `model`, `weights`, `report` and `answers`; the `sampling`; and the
+    `difference` (`collectors/evaluation/`). Raises what a person can have caused before the work starts as the error of
+    its part, RunFailed after.
     """
     use_engines(target.recipe)
     from asyncrl.collectors.evaluation.compared import comparison
@@ -216,6 +228,7 @@ async def _evaluate_one(
     return {
         "target": target.name,
         "model": model,
+        "weights": list(target.weights),
         "report": numbers,
         "answers": answers,
     }
@@ -246,6 +259,8 @@ async def answers_of(
             adjust=plan.adjust,
             on_answer=partial(on_answer, target.name),
             split=split,
+            weights=target.weights,
+            difficulty=plan.difficulty,
         )
     except (DataError, TaskError, ModelError):
         raise

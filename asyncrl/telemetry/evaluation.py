@@ -1,49 +1,71 @@
-"""How an evaluation reads: a table of numbers with their intervals, and three answers."""
+"""How an evaluation reads: a table of numbers with their intervals, what changed, three answers, and the gate."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TextIO
-
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from asyncrl.telemetry import text
 from asyncrl.telemetry.summary import shorten
-from asyncrl.telemetry.table import write_facts
+from asyncrl.telemetry.table import aligned, visible, write_facts
 
 SHOWN_ANSWERS = 3
+SHOWN_MOVED = 2
+"""Prompts that are answered better and worse; all of them are in the document."""
+
+SHOWN_CHANGES = 6
+
+IN_FACTS = ("unscored", "truncated", "tokens")
+"""Metrics that a line of the facts has already."""
+
+Table = list[tuple[str, ...]]
+"""A head, and rows."""
 
 
 def render(document: Mapping[str, Any], *, terminal: bool, file: TextIO) -> None:
     """Print what `runtime.evaluation.evaluate` returned. `terminal`: with colour and tables."""
-    facts, (head, *rows), answers = fact_rows(document), metric_rows(document), answer_rows(document)
-    write_facts(facts, terminal=terminal, file=file)
+    write_facts(fact_rows(document), terminal=terminal, file=file)
+    for table in tables(document):
+        _write(table, terminal=terminal, file=file)
+    prompts = [*answer_rows(document), *moved_rows(document)]
+    if terminal:
+        _write([("prompt", "answer"), *prompts], terminal=True, file=file)
+    else:
+        for prompt, answer in prompts:
+            file.write(f"{prompt}: {answer}\n")
+    if "gate" in document:
+        write_facts(gate_rows(document["gate"]), terminal=terminal, file=file)
+    file.flush()
+
+
+def tables(document: Mapping[str, Any]) -> Iterator[Table]:
+    """The numbers, then those of groups of prompts, then what was wrong before and is now."""
+    yield metric_rows(document)
+    for name in ("task", "difficulty"):
+        if name in document["report"]["by"]:
+            yield group_rows(document, name)
+    if "difference" in document:
+        yield before_rows(document["difference"])
+        yield change_rows(document["difference"]["changes"])
+
+
+def _write(table: Table, *, terminal: bool, file: TextIO) -> None:
     if not terminal:
-        for row in (head, *rows):
-            file.write("  ".join(f"{cell:<{width}}" for cell, width in zip(row, _WIDTHS, strict=False)).rstrip() + "\n")
-        for prompt, answer in answers:
-            file.write(f"prompt {prompt}: {answer}\n")
-        file.flush()
+        file.writelines(f"{line}\n" for line in aligned(table))
         return
-    console = Console(file=file, force_terminal=True, highlight=False)
-    table = Table(*head, box=None, pad_edge=False, collapse_padding=True, header_style="bold")
+    from rich.console import Console  # only where something is shown
+    from rich.table import Table as RichTable
+    from rich.text import Text
+
+    head, *rows = table
+    shown = RichTable(*head, box=None, pad_edge=False, collapse_padding=True, header_style="bold")
     for row in rows:
-        table.add_row(*(Text(cell) for cell in row))
-    console.print(table)
-    samples = Table("prompt", "answer", box=None, pad_edge=False, header_style="bold")
-    for prompt, answer in answers:
-        samples.add_row(Text(prompt), Text(answer))
-    console.print(samples)
-
-
-_WIDTHS = (10, 22, 22, 24, 12)
-"""Of the columns of `metric_rows` where nothing lines them up."""
+        shown.add_row(*(Text(cell) for cell in row))
+    Console(file=file, force_terminal=True, highlight=False).print(shown)
 
 
 def fact_rows(document: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """What was evaluated, how, and what could not be scored."""
+    """What was evaluated, how, what could not be scored, what it took."""
     report, sampling = document["report"], document["sampling"]
     facts = [("evaluated", document["target"])]
     if "against" in document:
@@ -58,6 +80,10 @@ def fact_rows(document: Mapping[str, Any]) -> list[tuple[str, str]]:
     facts.append(("answers", _answers(report)))
     if "against" in document:
         facts.append(("of against", _answers(document["against"]["report"])))
+    facts.append(("took", _took(report)))
+    if report["samples"] > 1:
+        solved = ", ".join(f"{count} {name}" for name, count in report["solved"].items())
+        facts.append(("solved", f"prompts: {solved}"))
     return facts
 
 
@@ -76,51 +102,121 @@ def how_sampled(sampling: Mapping[str, Any], samples: int) -> str:
     return f"{how}, at most {sampling['max_tokens']} tokens"
 
 
-def metric_rows(document: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    """A head and a row for each metric: with `against`, both, their difference, and how many prompts
-    are better, equal and worse."""
+def metric_rows(document: Mapping[str, Any]) -> Table:
+    """A row for each metric: with `against`, both, their difference, its p, and how many prompts are better, equal and
+    worse. A reward of one part is that part."""
     metrics = document["report"]["metrics"]
+    parts = [name for name in metrics if name.startswith("reward/")]
+    left = [name for name in metrics if name not in IN_FACTS and not (len(parts) == 1 and name in parts)]
     if "against" not in document:
-        return [("", "mean [95 % interval]"), *((name, _estimate(value)) for name, value in metrics.items())]
+        return [("", "mean [95 % interval]"), *((name, _estimate(metrics[name])) for name in left)]
     other, difference = document["against"]["report"]["metrics"], document["difference"]["metrics"]
-    return [
-        ("", "mean [95 % interval]", "against", "difference, paired", "+/=/-"),
-        *(
-            (
-                name,
-                _estimate(value),
-                _estimate(other[name]),
-                _estimate(difference[name], sign="+"),
-                "{better}/{equal}/{worse}".format(**difference[name]),
-            )
-            for name, value in metrics.items()
-        ),
+    left += [name for name in difference if name.startswith("wrong/") and name not in metrics]
+    rows = [
+        (
+            name,
+            _estimate(metrics.get(name, NOTHING)),
+            _estimate(other.get(name, NOTHING)),
+            *_difference(difference[name]),
+        )
+        for name in left
+        if name in difference
     ]
+    return [("", "mean [95 % interval]", "against", "difference, paired", "+/=/-", "p"), *rows]
+
+
+def group_rows(document: Mapping[str, Any], by: str) -> Table:
+    """Reward and pass@1 of each group of prompts, and what changed of its reward."""
+    groups = document["report"]["by"][by]
+    changed = document.get("difference", {}).get("by", {}).get(by, {})
+    rows = [
+        (
+            visible(name),
+            str(group["prompts"]),
+            *(_estimate(group["metrics"].get(metric, NOTHING)) for metric in ("reward", "pass@1")),
+            *(_difference(changed[name]["metrics"]["reward"]) if name in changed else ()),
+        )
+        for name, group in groups.items()
+    ]
+    return [(by, "prompts", "reward", "pass@1", *(("difference, paired", "+/=/-", "p") if changed else ())), *rows]
+
+
+def before_rows(difference: Mapping[str, Any]) -> Table:
+    """What changed of prompts that the other side solved never, sometimes and always."""
+    rows = [
+        (name, str(group["prompts"]), *_difference(group["metrics"]["reward"]))
+        for name, group in difference["by"]["before"].items()
+    ]
+    return [("solved by against", "prompts", "reward, difference", "+/=/-", "p"), *rows]
+
+
+def change_rows(changes: Sequence[Mapping[str, Any]]) -> Table:
+    """From what answers were to what those with the same seeds are, the commonest first."""
+    moved = [change for change in changes if change["from"] != change["to"]]
+    rows = [(one["from"], one["to"], str(one["answers"])) for one in moved[:SHOWN_CHANGES]]
+    if rest := sum(one["answers"] for one in moved[SHOWN_CHANGES:]):
+        rows.append(("others", "", str(rest)))
+    same = sum(change["answers"] for change in changes if change["from"] == change["to"])
+    return [("was", "is", "answers"), *rows, ("the same", "", str(same))]
 
 
 def answer_rows(document: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """(prompt, answer and what was expected) of the first sample of the first prompts."""
+    """(prompt, answer and what was expected) of the first sample of the first prompts: not chosen by how they came
+    out."""
     shown = _first_samples(document["answers"])
     against = _first_samples(document["against"]["answers"]) if "against" in document else {}
     rows = []
-    for row_id in list(shown)[:SHOWN_ANSWERS]:
-        answer = shown[row_id]
+    for key in list(shown)[:SHOWN_ANSWERS]:
+        answer = shown[key]
         said = f"{_answer(answer)}, expected {shorten(answer['expected'])}"
-        if row_id in against:
-            said += f"; against: {_answer(against[row_id])}"
-        rows.append((shorten(answer["prompt"]), said))
+        if key in against:
+            said += f"; against: {_answer(against[key])}"
+        rows.append((f"prompt {shorten(answer['prompt'])}", said))
     return rows
 
 
-def _first_samples(answers: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
-    first: dict[str, Mapping[str, Any]] = {}
+def moved_rows(document: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Of the prompts that changed most, for better and for worse: the same of their first answers."""
+    rows = []
+    for way in ("better", "worse") if "difference" in document else ():
+        moved = document["difference"][way]
+        for row in moved[:SHOWN_MOVED]:
+            ours, theirs = row["answers"][0], row["against"][0]
+            said = f"{row['difference']:+.3f}: {_answer(ours)}, expected {shorten(row['expected'])}"
+            rows.append((f"{way} {shorten(row['prompt'])}", f"{said}; against: {_answer(theirs)}"))
+        if more := len(moved) - SHOWN_MOVED:
+            rows += [(way, f"{more} prompts more, in --json")] if more > 0 else []
+    return rows
+
+
+def gate_rows(gate: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Each rule with its verdict, and theirs together."""
+    rules = gate["rules"]
+    rows = [("rule", f"{one['verdict']:<11}  {one['rule']}: {one['said']}") for one in rules]
+    broken = sum(one["verdict"] != "holds" for one in rules)
+    said = (
+        "holds"
+        if gate["holds"]
+        else f"fails: {broken} of {len(rules)} rules {'does' if broken == 1 else 'do'} not hold"
+    )
+    return [*rows, ("gate", said)]
+
+
+Key = tuple[str, str]
+
+NOTHING = {"value": None}
+
+
+def _first_samples(answers: Sequence[Mapping[str, Any]]) -> dict[Key, Mapping[str, Any]]:
+    first: dict[Key, Mapping[str, Any]] = {}
     for answer in answers:
-        first.setdefault(answer["row_id"], answer)
+        first.setdefault((answer.get("task", ""), answer["row_id"]), answer)
     return first
 
 
 def _answer(answer: Mapping[str, Any]) -> str:
-    score = answer["failure"] if answer["reward"] is None else f"reward {answer['reward']:g}"
+    wrong = f", {answer['wrong']}" if answer.get("wrong") else ""
+    score = answer["failure"] if answer["reward"] is None else f"reward {answer['reward']:g}{wrong}"
     return f"{shorten(answer['answer'])} ({score})"
 
 
@@ -128,6 +224,20 @@ def _answers(report: Mapping[str, Any]) -> str:
     unscored, cut = report["unscored"], report["truncated"] / report["answers"]
     said = f"{unscored} unscored ({text.reasons(report['failures'])})" if unscored else "all scored"
     return f"{report['answers']}, {said}; {text.percent(cut)} cut at the limit of tokens"
+
+
+def _took(report: Mapping[str, Any]) -> str:
+    tokens = report["metrics"].get("tokens", NOTHING)
+    said = [f"{text.number(tokens['value'], 1)} tokens an answer"]
+    for name, key in (("an answer", "latency_s"), ("its verifiers", "verifier_s")):
+        if (seconds := report[key]) is not None:
+            said.append(f"{name} {seconds['p50']:.2g} s, of 95 % at most {seconds['p95']:.2g} s")
+    return "; ".join(said)
+
+
+def _difference(number: Mapping[str, Any]) -> tuple[str, str, str]:
+    counts = "-" if number["better"] is None else "{better}/{equal}/{worse}".format(**number)
+    return _estimate(number, sign="+"), counts, "-" if number["p"] is None else f"{number['p']:.2g}"
 
 
 def _estimate(estimate: Mapping[str, Any], *, sign: str = "") -> str:

@@ -217,6 +217,7 @@ EVENTS = {
         "lineage": "of the weights",
         "version": "of the weights",
         "success": "mean reward of the answers to held-out rows",
+        "prompts": "held-out rows",
         "n": "answers",
         "unscored": "answers without a score",
         "metrics": "all of the evaluation's, by name ([what they are](eval.md#what-the-numbers-mean))",

@@ -307,7 +307,7 @@ def event_line(event: Mapping[str, Any]) -> str:
         unscored = f", {event['unscored']} unscored" if event.get("unscored") else ""
         return (
             f"eval: version {event.get('version', '-')} has success {number(event.get('success'))} "
-            f"on {event.get('n', '-')} held-out rows{unscored}"
+            f"on {event.get('prompts', event.get('n', '-'))} held-out rows{unscored}"
         )
     if name == "warning":
         return f"warning at step {event.get('version', '-')}: {event.get('text', '')}"
