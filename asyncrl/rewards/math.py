@@ -25,6 +25,7 @@ from asyncrl.rewards.math_gold import Gold, gold
 from asyncrl.rewards.math_guard import LONGEST, too_complex
 from asyncrl.rewards.math_number import read
 from asyncrl.rewards.math_text import plain
+from asyncrl.rewards.time_limit import Late, limit
 
 NO_ANSWER = "no_answer"  # no box, or an empty one
 UNREADABLE = "unreadable"  # a box that is not closed, or no mathematics
@@ -90,11 +91,11 @@ class MathAnswer:
             except ValueError as error:
                 raise _bad(row, one.source, error) from None
         try:
-            with math_algebra.limit(self._limit_s):
+            with limit(self._limit_s):
                 if not (read_as := math_algebra.parse(text)):
                     return UNREADABLE, f"no expression: {text!r:.200}"
                 return ("", "") if any(math_algebra.equal(one.parsed, read_as) for one in others) else mismatch
-        except math_algebra.Late:
+        except Late:
             return TIMEOUT, f"more than {self._limit_s:g} s of algebra: {text!r:.200}"
 
     def _wrong(self, wrong: str, detail: str) -> Finding:

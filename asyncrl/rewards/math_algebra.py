@@ -1,17 +1,12 @@
-"""math-verify, within a limit: what needs computer algebra to be compared. Importing it takes half a second.
+"""math-verify: what needs computer algebra to be compared. Importing it takes half a second.
 
-Its own limits are off: they are whole seconds, and refuse to work elsewhere than in the main thread. Neither they nor
-`limit` interrupts a computation in C; for that the process is killed (`pool.py`).
+Its own limits are off: they are whole seconds, and refuse to work elsewhere than in the main thread. Whoever calls this
+sets one (`time_limit.py`).
 """
 
 from __future__ import annotations
 
 import logging
-import signal
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from types import FrameType
 from typing import Any
 
 try:
@@ -21,34 +16,7 @@ except ModuleNotFoundError as error:
 
 logging.getLogger("math_verify").setLevel(logging.ERROR)  # else it warns that its limits are off
 
-AGAIN_S = 0.1
-"""After which what swallowed the first `Late` is interrupted again."""
-
 _LATEX = [math_verify.LatexExtractionConfig(boxed_match_priority=-1)]
-
-
-class Late(BaseException):
-    """The time is over. Not an Exception: libraries that try one way after the other catch those."""
-
-
-@contextmanager
-def limit(seconds: float) -> Iterator[None]:
-    """Raise Late in here after so many seconds. Only in the main thread, in which a verifier process verifies: no
-    other can be interrupted, and elsewhere there is no limit."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def late(signum: int, frame: FrameType | None) -> None:
-        raise Late
-
-    before = signal.signal(signal.SIGALRM, late)
-    signal.setitimer(signal.ITIMER_REAL, seconds, AGAIN_S)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0.0)
-        signal.signal(signal.SIGALRM, before)
 
 
 def parse(text: str) -> list[Any]:

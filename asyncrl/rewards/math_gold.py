@@ -16,6 +16,7 @@ from asyncrl.rewards.math_box import content
 from asyncrl.rewards.math_guard import too_complex
 from asyncrl.rewards.math_number import Number, read
 from asyncrl.rewards.math_text import TEXT, folded, plain, squeezed
+from asyncrl.rewards.time_limit import Late, limit
 
 LETTER = re.compile(r"\(?[A-Z]\)?")
 WORDS = re.compile(r"(?:no|[^\W\d_]{3,}(?:[ '-]+[^\W\d_]+)*)", re.IGNORECASE)
@@ -51,9 +52,9 @@ class Gold:
         if self.number is not None or self.said is not None:
             return
         try:
-            with math_algebra.limit(limit_s):
+            with limit(limit_s):
                 _ = self.parsed
-        except math_algebra.Late:
+        except Late:
             raise ValueError(f"reading it takes longer than {limit_s:g} s") from None
 
 

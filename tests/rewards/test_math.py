@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 
 from asyncrl.config.recipe import Collector, DataSource, SingleTurnTask
 from asyncrl.config.rewards import Math
-from asyncrl.rewards import math_algebra
 from asyncrl.rewards.base import BadRow, Finding
 from asyncrl.rewards.math import MathAnswer
 from asyncrl.rewards.math_box import Unclosed, boxed, content
@@ -24,6 +23,7 @@ from asyncrl.rewards.math_guard import too_complex
 from asyncrl.rewards.math_number import read
 from asyncrl.rewards.math_text import plain
 from asyncrl.rewards.scoring import Score
+from asyncrl.rewards.time_limit import Late, limit
 from asyncrl.tasks.base import Answer, Row
 from asyncrl.tasks.verify import scoring_of
 
@@ -175,16 +175,16 @@ def test_a_limit_holds_although_the_first_interruption_is_swallowed() -> None:
     swallowed = []
 
     def swallows() -> None:
-        with math_algebra.limit(0.05):
+        with limit(0.05):
             try:
                 while True:
                     pass
-            except math_algebra.Late:
+            except Late:
                 swallowed.append(1)
             while True:
                 pass
 
-    with pytest.raises(math_algebra.Late):
+    with pytest.raises(Late):
         swallows()
     assert swallowed
 
