@@ -173,7 +173,7 @@ class Code(Part, frozen=True, kw_only=True):
     Linux only (`docs/rewards.md`)."""
 
     type: Literal["code"] = "code"
-    tests: str | None = None  # column with the tests; null: the row's answer
+    tests: str = "tests"  # column with the tests; of a row without it: its answer
     score: Literal["all", "share"] = "all"  # share: of the tests that pass, instead of 1 or 0
     test_timeout_s: Seconds = 3.0  # of one test, and of what the program does before it can be called
     total_timeout_s: Seconds = 8.0  # of all tests of an answer; at least 1 s less than what limits the score

@@ -80,11 +80,11 @@ class CodeTests:
 
     def _tests(self, row: Mapping[str, Any]) -> RowTests:
         column = self._part.tests
-        given = row["answer"] if column is None else row["info"].get(column)
+        named = column in row["info"]
         try:
-            return read_tests(given)
+            return read_tests(row["info"][column] if named else row["answer"])
         except ValueError as error:
-            raise BadRow(f"row {row['id']}: {column or 'the answer'}: {error}") from None
+            raise BadRow(f"row {row['id']}: {column if named else 'the answer'}: {error}") from None
 
     def _results(self, code: str, tests: RowTests) -> Iterator[Result]:
         """Of each test in order; without those behind the first that fails, where all have to pass."""

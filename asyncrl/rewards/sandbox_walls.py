@@ -59,16 +59,15 @@ def check() -> None:
     """Raise Unprotected if this is no machine on which model code can be shut in."""
     if not sys.platform.startswith("linux") or machine() is None:
         raise Unprotected(
-            f"code of a model's is run on Linux only, on x86-64 or aarch64, in a sandbox; this is {sys.platform} "
-            f"({os.uname().machine}). Start the collector on such a machine, in a container or a virtual one"
+            f"a model's code is only run shut in, on Linux (x86-64, aarch64), not {sys.platform} {os.uname().machine}. "
+            "Start the collector there, such as in a virtual machine"
         )
     try:
         landlock_version()
     except OSError as error:
         raise Unprotected(
-            f"this kernel has no Landlock ({error.strerror}), which keeps code of a model's from your files; such code "
-            "is never run without. Take Linux 5.13 or newer with `landlock` in /sys/kernel/security/lsm (Ubuntu 22.04, "
-            "Debian 12), and in a container a seccomp profile that lets its calls through (Docker 20.10.10)"
+            f"a model's code is only run shut in, and this kernel gives no Landlock ({error.strerror}). Take Linux "
+            "5.13 or newer with landlock in /sys/kernel/security/lsm; in Docker, 20.10.10 or newer"
         ) from None
 
 

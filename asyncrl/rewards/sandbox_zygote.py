@@ -147,6 +147,7 @@ class Programs:
 
     def __init__(self, settings: Settings, run: Run, given: Given, folder: Path) -> None:
         self._settings, self._run, self._given, self._folder = settings, run, given, folder
+        self._limited = "limits" in settings.walls
         self._pids: list[int] = []  # the answer's first
         self._codes: dict[int, int | None] = {}  # how each ended; None: killed here
         self._cpu_s = 0.0  # of the answer's
@@ -252,7 +253,7 @@ class Programs:
                     deadline = now + self._run.limit_s
                 elif self._flooded():
                     reason = reason or "output_flood"
-            if now >= look + LOOK_S and "limits" in self._settings.walls:
+            if now >= look + LOOK_S and self._limited:
                 reason, look = reason or self._look(), now
             if now >= min(deadline, last) and ended in waited.values():
                 reason = reason or "timeout"
@@ -277,7 +278,7 @@ class Programs:
             count = len(piece)
             if pipe in self._states:
                 self._states[pipe] += piece
-        elif self._counts[pipe] > OUTPUT_BYTES:  # it is lost already
+        elif self._flooded():  # it is lost already
             count = 0
         else:
             count = os.splice(pipe, self._given.output if pipe == self._output else self._given.errors, 1 << 16)
@@ -287,7 +288,7 @@ class Programs:
         return count
 
     def _flooded(self) -> bool:
-        return max(self._counts[self._output], self._counts[self._errors]) > OUTPUT_BYTES
+        return self._limited and max(self._counts[self._output], self._counts[self._errors]) > OUTPUT_BYTES
 
     def _look(self) -> str:
         """What of it is too much."""
