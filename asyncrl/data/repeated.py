@@ -11,7 +11,7 @@ def repeated_and_contradicting(
     """Two arrays of pairs of positions: each row with prompt and answer of an earlier one, after the first of these,
     ordered by the later one; and of each prompt with several answers two rows that differ, ordered by the first.
 
-    All three arrays have one value a row; positions rise.
+    All three arrays have one value a row, and there is a row; positions rise.
     """
     order = np.lexsort((positions, answers, prompts))
     prompts, answers, positions = prompts[order], answers[order], positions[order]

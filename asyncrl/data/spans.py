@@ -6,14 +6,10 @@ is one pass at the speed of the disk. What a row says is looked at when it is re
 
 from __future__ import annotations
 
-import codecs
 import csv
-import io
 import json
 import re
-import struct
 from array import array
-from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
@@ -25,6 +21,7 @@ from asyncrl.data.content import SMALL, Content, Held, OnDisk
 from asyncrl.data.errors import DataError, RowError
 from asyncrl.data.json_text import object_of
 from asyncrl.data.kept import kept
+from asyncrl.data.places import BLOCK, Places, after_mark, find_places, refuse_utf16
 
 LARGEST_ROW = 32 << 20
 """Bytes of a row that is read: 8 million tokens are more than any model takes. A longer one is a file without line
@@ -32,13 +29,6 @@ ends, or something else by mistake."""
 
 LARGEST_LIST = 512 << 20
 """Bytes of a file that is one JSON list. It has to be read as a whole to be taken apart."""
-
-BLOCK = 8 << 20
-"""Bytes looked at in one piece while places are found."""
-
-IS_SPACE = np.isin(np.arange(256), list(b" \t\r\n\v\f"))
-
-TWO = struct.Struct("=QQ")
 
 COMPRESSED = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}
 
@@ -57,38 +47,6 @@ class Rows(Protocol):
 
     def read(self, position: int) -> dict[str, Any]:
         """Raises RowError, and DataError for a file that was changed."""
-
-
-class Places:
-    """Where rows begin and end, 8 bytes a row."""
-
-    def __init__(self, ends: Content, blank: np.ndarray, *, skipped: int = 0) -> None:
-        """ends: as uint64, where each row begins and the last one ends. blank: numbers, from 0, of lines among the rows
-        that are none. skipped: rows at the beginning that are none."""
-        self._ends = ends
-        self._blank = blank
-        self._skipped = skipped
-        self._rows_before_blank = (blank - np.arange(len(blank))).tolist()
-
-    @classmethod
-    def of(cls, ends: np.ndarray, blank: np.ndarray | None = None) -> Places:
-        """In memory."""
-        return cls(Held(ends.tobytes()), np.zeros(0, np.int64) if blank is None else blank)
-
-    def after_header(self) -> Places:
-        """Without the first row, and counted anew."""
-        return Places(self._ends, np.zeros(0, np.int64), skipped=1)
-
-    def __len__(self) -> int:
-        return self._ends.size // 8 - 1 - self._skipped
-
-    def span(self, position: int) -> tuple[int, int]:
-        at = 8 * (position + self._skipped)
-        start, stop = TWO.unpack(self._ends.read(at, at + 16))
-        return start, stop
-
-    def number(self, position: int) -> int:
-        return position + 1 + bisect_right(self._rows_before_blank, position)
 
 
 class Spans:
@@ -125,13 +83,13 @@ class Spans:
 def json_lines(path: Path) -> Spans:
     """Rows of a JSONL file: one object a line, blank lines passed over. Raises DataError, OSError."""
     content = _open(path)
-    return Spans(path, content, _find_places(path, content, quoted=False), object_of)
+    return Spans(path, content, find_places(path, content, quoted=False), object_of)
 
 
 def csv_rows(path: Path) -> Spans:
     """Rows of a CSV file after its header: UTF-8, commas, RFC 4180; every value is text. Raises DataError, OSError."""
     content = _open(path)
-    places = _find_places(path, content, quoted=True)
+    places = find_places(path, content, quoted=True)
     if not len(places):
         raise DataError(f"{path} is empty: the first row of a CSV file names its columns")
     csv.field_size_limit(LARGEST_ROW)  # of the module, whose own limit is 128 KiB
@@ -164,7 +122,7 @@ def json_list(path: Path) -> Spans:
             f"{path} is a JSON list of {content.size:,} bytes, which would be read as a whole: make a JSONL file of it "
             "with `jq -c '.[]'`"
         )
-    _refuse_utf16(path, content)
+    refuse_utf16(path, content)
     # Bytes as letters one for one, so that positions of letters are positions of bytes. JSON's own signs are ASCII.
     text = content.read(0, content.size).decode("latin-1")
     begins = array("Q")
@@ -175,7 +133,7 @@ def json_list(path: Path) -> Spans:
         found = space.match(text, position)
         return position if found is None else found.end()
 
-    position = past(_after_mark(content))
+    position = past(after_mark(content))
     try:
         if text[position : position + 1] != "[":
             raise json.JSONDecodeError("no list", text, position)
@@ -219,9 +177,6 @@ def _cells(where: str, text: bytes) -> list[str]:
         ) from None
 
 
-# --- bytes ------------------------------------------------------------------------------------------------------------
-
-
 def _open(path: Path) -> Content:
     """The file's bytes, unpacked if its name says that it is compressed."""
     method = COMPRESSED.get(path.suffix)
@@ -243,70 +198,3 @@ def _open(path: Path) -> Content:
     except OSError as error:
         raise DataError(f"{path} cannot be unpacked: {error}: it is damaged, or not what its name says") from error
     return Held(start) if len(start) <= SMALL else OnDisk(kept([path], "content", unpack) / "content")
-
-
-def _after_mark(content: Content) -> int:
-    """Where the text begins: a byte order mark of UTF-8 says nothing, and is passed over."""
-    return len(codecs.BOM_UTF8) if content.read(0, min(3, content.size)) == codecs.BOM_UTF8 else 0
-
-
-def _refuse_utf16(path: Path, content: Content) -> None:
-    if content.read(0, min(2, content.size)) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
-        raise DataError(f"{path} is UTF-16: save it as UTF-8 (`iconv -f UTF-16 -t UTF-8`)")
-
-
-def _find_places(path: Path, content: Content, *, quoted: bool) -> Places:
-    """Where rows begin; of a large file kept on disk. quoted: line ends between quotes end no row."""
-    _refuse_utf16(path, content)
-    if isinstance(content, Held):
-        memory = io.BytesIO()
-        spaced = _write_places(content, memory, quoted=quoted)
-        return Places.of(*_without_blanks(content, np.frombuffer(memory.getbuffer(), np.uint64), spaced))
-
-    def find(folder: Path) -> None:
-        with (folder / "all").open("wb") as file:
-            spaced = _write_places(content, file, quoted=quoted)
-        places, blank = _without_blanks(content, np.memmap(folder / "all", np.uint64, "r"), spaced)
-        places.tofile(folder / "places")
-        blank.tofile(folder / "blank")
-        (folder / "all").unlink()
-
-    folder = kept([path], f"places, {quoted=}", find)
-    return Places(OnDisk(folder / "places"), np.fromfile(folder / "blank", np.int64))
-
-
-def _write_places(content: Content, into: BinaryIO, *, quoted: bool) -> list[int]:
-    """Write where each line begins, and where the last one ends. Returns the numbers, from 0, of lines that begin with
-    white space, among them the blank ones."""
-    position = _after_mark(content)
-    spaced: list[int] = []
-    written = 0
-    inside = False  # of quotes
-    begins = np.array([position])
-    while position < content.size:
-        block = np.frombuffer(content.read(position, min(position + BLOCK, content.size)), np.uint8)
-        ends = block == ord("\n")
-        if quoted:
-            within = np.logical_xor.accumulate(block == ord('"')) ^ inside
-            inside = bool(within[-1])
-            ends &= ~within
-        begins = np.concatenate((begins, np.flatnonzero(ends) + (position + 1)))
-        here = begins[begins < position + len(block)]
-        spaced += (np.flatnonzero(IS_SPACE[block[here - position]]) + written).tolist()
-        into.write(here.astype(np.uint64).tobytes())
-        written += len(here)
-        begins = begins[len(here) :]  # at most one, at the end of the block
-        position += len(block)
-    into.write(np.uint64(content.size).tobytes())
-    return spaced
-
-
-def _without_blanks(content: Content, places: np.ndarray, spaced: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-    """The places of the lines that say something, and the numbers, from 0, of the others."""
-
-    def is_blank(line: int) -> bool:
-        start, stop = int(places[line]), int(places[line + 1])
-        return stop - start <= BLOCK and not content.read(start, stop).strip()
-
-    blank = np.array([line for line in spaced if is_blank(line)], np.int64)
-    return (np.delete(places, blank) if len(blank) else places), blank
