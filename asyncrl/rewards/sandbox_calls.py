@@ -152,7 +152,7 @@ class Peer:
                 case ["raised", str(kind), str(text)]:
                     self.raised = _exception(kind, text)
                     raise self.raised
-                case ["call", *_]:  # of a function that this side gave as an argument
+                case ["call" | "get" | "set" | "equal" | "do", *_]:  # of what this side gave as an argument
                     self._send(self._answer(reply))
                 case _:
                     raise Gone("not a reply")

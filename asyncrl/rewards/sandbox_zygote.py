@@ -18,6 +18,7 @@ import fcntl
 import importlib
 import io
 import json
+import math
 import os
 import resource
 import select
@@ -401,7 +402,10 @@ def same(found: object, expected: object) -> bool:
     if isinstance(expected, float | int) and isinstance(found, float | int):
         if isinstance(expected, int) and isinstance(found, int):
             return found == expected
-        return found == expected or abs(found - expected) <= 1e-9 * max(1.0, abs(found), abs(expected))
+        try:
+            return math.isclose(found, expected, rel_tol=1e-9, abs_tol=1e-9)
+        except OverflowError:  # an integer that no float is near to
+            return found == expected
     if isinstance(expected, list) and isinstance(found, list | tuple):
         return len(found) == len(expected) and all(map(same, found, expected))
     if isinstance(expected, dict) and isinstance(found, dict):

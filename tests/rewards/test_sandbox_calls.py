@@ -1,0 +1,175 @@
+"""Tests and the answer that they call are in two processes: what crosses between them, and what does not."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter, OrderedDict, namedtuple
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from asyncrl.rewards.sandbox import Sandbox
+from asyncrl.rewards.sandbox_calls import Gone, Handle, Peer
+from asyncrl.rewards.sandbox_zygote import same
+
+KEYS = st.none() | st.booleans() | st.integers() | st.text() | st.binary() | st.tuples(st.integers())
+PLAIN = st.recursive(
+    KEYS | st.floats(allow_nan=False) | st.complex_numbers(allow_nan=False) | st.binary().map(bytearray),
+    lambda inner: (
+        st.lists(inner)
+        | st.dictionaries(KEYS, inner)
+        | st.sets(KEYS)
+        | st.frozensets(KEYS)
+        | st.lists(inner).map(tuple)
+    ),
+    max_leaves=20,
+)
+
+
+def crossed(value: object, *, opened: bool = True) -> Any:
+    """A value as it arrives on the other side."""
+    sent = json.loads(json.dumps(Peer(-1, opened=opened).encoded(value)))
+    return Peer(-1, opened=not opened).decoded(sent)
+
+
+@given(PLAIN)
+def test_plain_data_crosses_unchanged_with_its_types(value: object) -> None:
+    arrived = crossed(value)
+    assert arrived == value
+    assert repr(arrived) == repr(value) or isinstance(value, set | frozenset | dict | list | tuple)
+
+
+def test_of_a_subclass_the_data_crosses() -> None:
+    class Liar(int):
+        def __eq__(self, other: object) -> bool:
+            return True
+
+        __hash__ = int.__hash__
+
+    class Text(str):
+        pass
+
+    point = namedtuple("point", "x y")
+    values = [Liar(3), Text("a"), Counter("aab"), OrderedDict(a=1), point(1, 2), True]
+    arrived = crossed(values)
+    assert arrived == [3, "a", {"a": 2, "b": 1}, {"a": 1}, (1, 2), True]
+    assert [type(value) for value in arrived] == [int, str, dict, dict, tuple, bool]
+
+
+def test_numbers_that_json_has_not_cross() -> None:
+    assert math.isnan(crossed(math.nan))
+    assert crossed([math.inf, -math.inf, 10**5000, -(1 << 63)]) == [math.inf, -math.inf, 10**5000, -(1 << 63)]
+    assert math.copysign(1, crossed(-0.0)) == -1
+
+
+def test_anything_else_is_a_handle_that_equals_no_data() -> None:
+    arrived = crossed(object())
+    assert isinstance(arrived, Handle)
+    assert arrived != 0
+    assert arrived != object()
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [{"x": 1}, {}, {"i": "zz"}, {"t": 5}, {"s": [[]]}, {"b": "0"}, {"yours": 0}, {"a": 1, "b": 2}, {"d": [[1]]}],
+)
+def test_what_nobody_sends_ends_the_tests(sent: object) -> None:
+    with pytest.raises(Gone):
+        Peer(-1, opened=False).decoded(sent)
+
+
+def test_tests_give_data_and_functions_and_nothing_that_can_be_looked_into() -> None:
+    with pytest.raises(TypeError, match="data and functions"):
+        Peer(-1, opened=False).encoded(object())
+
+
+@pytest.mark.parametrize(
+    ("found", "expected", "is_same"),
+    [
+        *((1, 1, True), (1, 1.0, True), (1, True, False), (True, True, True), (1, 0, False), (0.1 + 0.2, 0.3, True)),
+        *(
+            ((1, [2]), [1, [2]], True),
+            ([1], [1, 2], False),
+            ({1: "a"}, {"1": "a"}, True),
+            ({1: 2, "1": 2}, {"1": 2}, False),
+        ),
+        *((None, None, True), ("1", 1, False), (math.nan, math.nan, False), ({1}, [1], False), ("a", "a", True)),
+        *((10**400, 10**400, True), (10**400, 1.5, False), (math.inf, 1e308, False), (math.inf, math.inf, True)),
+    ],
+)
+def test_a_value_is_what_json_expects(found: object, expected: object, is_same: bool) -> None:
+    assert same(found, expected) is is_same
+
+
+@pytest.fixture(scope="module")
+def sandbox() -> Iterator[Sandbox]:
+    with Sandbox(memory_bytes=256 << 20) as sandbox:
+        yield sandbox
+
+
+ANSWER = """
+class Point:
+    def __init__(self, x): self.x = x
+    def __add__(self, other): return Point(self.x + other.x)
+    def __eq__(self, other): return self.x == other.x
+    def __lt__(self, other): return self.x < other.x
+    def __len__(self): return self.x
+    def __getitem__(self, n):
+        if n >= self.x: raise IndexError(n)
+        return n * 10
+    def moved(self, *, by): return Point(self.x + by)
+class Odd(ValueError): pass
+def sort(items): items.sort()
+def forget(known): known.clear()
+def count(n):
+    while True:
+        yield n
+        n += 1
+def apply(function, *arguments): return function(*arguments)
+def refuse(n): raise Odd(f"{n} is odd")
+def leave(n): raise SystemExit(n)
+def look(function): return function.__globals__
+def read(function): return function.secret
+def deep(n):
+    found = []
+    for _ in range(n): found = [found]
+    return found
+"""
+
+
+@pytest.mark.parametrize(
+    "test",
+    [
+        "assert Point(1) + Point(2) == Point(3) and not Point(1) == Point(2)",
+        "assert Point(1) < Point(2)",
+        "assert sorted([Point(2), Point(1)])[0].x == 1",
+        "assert len(Point(3)) == 3 and list(Point(3)) == [0, 10, 20] and Point(3)[2] == 20 and 20 in Point(3)",
+        "assert Point(1).moved(by=4).x == 5",
+        "p = Point(1)\np.x = 7\nassert p.x == 7",
+        "assert Point != 3 and Point != 'Point' and Point == Point",
+        "items = [3, 1, 2]\nsort(items)\nassert items == [1, 2, 3]",
+        "known = {1: 2}\nforget(known)\nassert known == {}",
+        "counting = count(5)\nassert [next(counting), next(counting)] == [5, 6]",
+        "from itertools import islice\nassert list(islice(count(1), 3)) == [1, 2, 3]",
+        "assert apply(lambda x, y: x * y, 6, 7) == 42",
+        "try:\n    refuse(3)\n    assert False\nexcept ValueError as error:\n    assert str(error) == '3 is odd'",
+        "try:\n    apply(refuse, 5)\n    assert False\nexcept ValueError as error: assert str(error) == '5 is odd'",
+        "try:\n    apply(lambda: 1 / 0)\n    assert False\nexcept ZeroDivisionError: pass",
+        "try:\n    leave(0)\n    assert False\nexcept Exception as error:\n    assert 'SystemExit' in str(error)",
+        "try:\n    deep(100_000)\n    assert False\nexcept RecursionError: pass",
+    ],
+)
+def test_what_tests_do_with_an_answers_own_objects_works(sandbox: Sandbox, test: str) -> None:
+    ended = sandbox.test(ANSWER, [["test", test]], limit_s=30, total_s=60)
+    assert ended.records == (("", ""), ("", ""))
+
+
+@pytest.mark.parametrize("attempt", ["look", "read"])
+def test_an_answer_cannot_look_into_a_function_that_a_test_gives_it(sandbox: Sandbox, attempt: str) -> None:
+    test = f"expected = 42\ndef function(): pass\nfunction.secret = 42\nassert {attempt}(function)"
+    ended = sandbox.test(ANSWER, [["test", test]], limit_s=30, total_s=60)
+    assert ended.records[1] == ("runtime_error", f"TypeError: only calls are answered, in {test}")
