@@ -27,8 +27,10 @@ BAD_INPUT = (
     ("asyncrl.runtime.models", "ModelError"),
     ("asyncrl.runtime.planner", "DoesNotFit"),
     ("asyncrl.runtime.preflight", "RunInUse"),
+    ("asyncrl.runtime.profile", "ProfileError"),
     ("asyncrl.runtime.processes", "RunNotFound"),
     ("asyncrl.tasks.base", "TaskError"),
+    ("asyncrl.telemetry.profile_sheet", "SheetError"),
 )
 """What a person can cause before the work starts. Named, not imported: half of them would load torch. A class whose
 module is not loaded cannot have been raised."""

@@ -16,6 +16,7 @@ COMMANDS = {
     "sft": ("asyncrl.cli.sft", "Supervised training on conversations, before the run."),
     "learner": ("asyncrl.cli.learner", "The learner process alone; creates the run."),
     "collector": ("asyncrl.cli.collector", "A collector process alone; joins a run."),
+    "profile": ("asyncrl.cli.profile", "Before training: is the score right, does the model sometimes succeed?"),
     "eval": ("asyncrl.cli.eval", "Evaluate a run, a checkpoint or a model on held-out rows."),
     "export": ("asyncrl.cli.export", "A run's weights for transformers, vLLM or peft, with a model card."),
     "status": ("asyncrl.cli.status", "Where a run is, and who waits for whom."),

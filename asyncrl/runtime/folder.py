@@ -65,10 +65,8 @@ class RunFolderError(Exception):
 
 
 def create(name: str, output_dir: str | None) -> Path:
-    """Make the folder of a new run: `output_dir` (new or empty), or the next runs/<name>-<date>-<n>.
-
-    mkdir decides between two runs that start at once. Raises RunFolderError.
-    """
+    """Make the folder of a new run: `output_dir` (new or empty), or the next runs/<name>-<date>-<n>. Raises
+    RunFolderError."""
     if output_dir is not None:
         folder = Path(output_dir).expanduser()
         with _one_error(folder):
@@ -82,19 +80,24 @@ def create(name: str, output_dir: str | None) -> Path:
                     ) from None
             (folder / "logs").mkdir()
         return folder.resolve()
-    stem = f"{name}-{time.strftime('%Y%m%d')}"
     with _one_error(PARENT):
         PARENT.mkdir(exist_ok=True)
-        number = 1 + max((n for folder in PARENT.glob(f"{stem}-*") if (n := _number(folder, stem))), default=0)
-        while True:
-            folder = PARENT / f"{stem}-{number}"
-            try:
-                folder.mkdir()
-                break
-            except FileExistsError:
-                number += 1
+        folder = numbered(PARENT, name)
         (folder / "logs").mkdir()
     return folder.resolve()
+
+
+def numbered(parent: Path, name: str) -> Path:
+    """Make the next <name>-<date>-<n> in `parent`; mkdir decides between two that start at once. Raises OSError."""
+    stem = f"{name}-{time.strftime('%Y%m%d')}"
+    number = 1 + max((n for folder in parent.glob(f"{stem}-*") if (n := _number(folder, stem))), default=0)
+    while True:
+        folder = parent / f"{stem}-{number}"
+        try:
+            folder.mkdir()
+            return folder
+        except FileExistsError:
+            number += 1
 
 
 def find(run: str | None) -> Path:
