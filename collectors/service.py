@@ -444,6 +444,8 @@ class Session:
                     sampler=Seats(self.fleet, may=partial(eq, evaluation.weights), wait_s=0.0),
                     sampling=self.sampling,
                     run=self.run,
+                    # As many as rollouts may have in work: neither waits in an engine's queue behind all of the other.
+                    at_once=self.most_groups * self.recipe.collector.group_size,
                 )
             except EngineError as error:
                 logger.warning("evaluation %s: %s; again once an engine serves its weights", evaluation.id, error)

@@ -46,6 +46,41 @@ async def test_an_evaluation_holds_the_weights_it_evaluates(kit):
     assert len({answer["seed"] for answer in result["answers"]}) == 3
 
 
+async def test_the_learner_goes_on_beside_a_long_evaluation(kit):
+    """As far as it may: to the age that groups of the weights that are evaluated can be trained at."""
+    engine = {"type": "simulated", "slots": 8, "token_s": 0.001, "mean_tokens": 20.0, "cv": 0.0}
+    recipe = kit.recipe(collector={"engine": engine, "max_concurrent_groups": 4})
+    buffer = kit.buffer(recipe)
+    learner = kit.learner(buffer)
+    async with kit.collecting(recipe, buffer) as task:
+        await learner.start()
+        await buffer.request_evaluation({"id": "eval-1-0", "weights": [1, 0], "prompts": 1, "samples": 3000})
+        await kit.until(lambda: buffer.model.evaluation_claim == "c0-1", task)
+        for _ in range(recipe.buffer.max_trajectory_age + 1):
+            await learner.step()
+        assert await buffer.evaluation("eval-1-0", wait_s=0.0) is None, "it is still being answered"
+        assert buffer.model.members["c0-1"].serving == Weights(1, 0)
+
+
+async def test_what_the_learner_asks_for_is_sampled_and_measured(kit):
+    recipe = kit.recipe()
+    buffer = kit.buffer(recipe)
+    learner = kit.learner(buffer)
+    asked = {"sampling": {"temperature": 0.6, "max_tokens": 9}, "pass_above": 0.5, "difficulty": "level"}
+    async with kit.collecting(recipe, buffer):
+        await learner.start()
+        request = {"id": "eval-1-0", "weights": [1, 0], "prompts": 4, "samples": 3, **asked}
+        await buffer.request_evaluation(request)
+        async with asyncio.timeout(kit.limit_s):
+            while (result := await buffer.evaluation("eval-1-0", wait_s=0.1)) is None:
+                pass
+    assert (result["sampling"]["temperature"], result["sampling"]["max_tokens"]) == (0.6, 9)
+    report = result["report"]
+    assert (report["samples"], report["pass_above"], report["prompts"]) == (3, 0.5, 1)
+    assert {"reward", "pass@1", "pass@2", "majority@3", "tokens"} <= set(report["metrics"])
+    assert list(report["by"]["difficulty"]) == ["unknown"], "these rows have no such column"
+
+
 async def test_an_evaluation_goes_on_when_one_of_its_engines_is_lost(kit, engines):
     engine = {"type": "simulated", "slots": 4, "token_s": 0.001, "mean_tokens": 300.0, "cv": 0.0}
     recipe = kit.recipe(collector={"engine": engine, "engines": 2})

@@ -136,6 +136,35 @@ async def test_what_is_wrong_and_why_something_is_unscored_are_kept_apart() -> N
     ]
 
 
+class Counting(OneToken):
+    """How many answers were asked for at once, at most."""
+
+    running = most = 0
+
+    async def generate(self, request: Request) -> Completion:
+        self.running += 1
+        self.most = max(self.most, self.running)
+        await asyncio.sleep(0)
+        self.running -= 1
+        return await super().generate(request)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(("at_once", "most"), [(3, 3), (None, 8)])
+async def test_no_more_answers_are_asked_for_at_once_than_may_be(at_once: int | None, most: int) -> None:
+    sampler = Counting()
+    await evaluate(
+        Evaluation("e", Weights(1, 0), prompts=1, samples=8),
+        prompts=SimulatedPrompts(),
+        player=SinglePlayer(Plain()),  # type: ignore[arg-type]  # starts and closes nothing
+        sampler=sampler,  # type: ignore[arg-type]  # nobody listens
+        sampling=Sampling(max_tokens=1),
+        run="run/0",
+        at_once=at_once,
+    )
+    assert sampler.most == most
+
+
 def test_older_documents_kept_the_class_of_what_is_wrong_under_failure() -> None:
     old = {"reward": 0.0, "failure": "wrong_answer"}
     assert [wrong_of(old), wrong_of({"reward": None, "failure": "verifier_nan"})] == ["wrong_answer", ""]
