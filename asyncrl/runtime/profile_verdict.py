@@ -24,7 +24,7 @@ TEXTS = {
     VERIFIER_FIRST: "make the score right before anything is trained by it",
     NOT_YET: "use easier prompts, or supervised training on solved ones first",
     TOO_EASY: "use harder prompts: on these there is next to nothing to gain",
-    TRAIN: "the model sometimes succeeds and the score tells when: train",
+    TRAIN: "the model sometimes succeeds, and the score tells when",
 }
 
 PAGE = "docs/when-rl.md"
@@ -208,5 +208,5 @@ def _warnings(report: Mapping[str, Any]) -> Iterator[Reason]:
             yield Reason(name, f"{value:.0%} {text}", value, limit, False, f"{PAGE}#{section}")
     for name, part in report["parts"].items():
         if part["role"] != "outcome" and part["share"] is not None and part["share"] > MOST_ASIDE:
-            text = f"{part['share']:.0%} of the reward's variance is of {name}, which says nothing of right or wrong"
+            text = f"{part['share']:.0%} of the reward's variance is of {name}, a {part['role']} and no outcome"
             yield Reason("part", text, part["share"], MOST_ASIDE, False, f"{PAGE}#one-part-decides")

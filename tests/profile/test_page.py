@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import re
 from html.parser import HTMLParser
 
 import pytest
@@ -89,7 +92,17 @@ def test_it_loads_nothing_and_sends_nothing(entry, document):
     read = Read(page(document([entry(answer="http://example.com/x.png")])))
     assert not {name for _, name, _ in read.attributes} & {"src", "href", "action", "srcset", "data", "onclick"}
     (policy,) = [value for tag, name, value in read.attributes if (tag, name) == ("meta", "content")]
-    assert policy.startswith("default-src 'none'")
+    assert policy.startswith("default-src 'none'; style-src 'sha256-")
+
+
+def test_no_script_runs_but_its_own(entry, document):
+    """The policy names the one script and the one style sheet by their hashes, as a browser computes them."""
+    text = page(document([entry()]))
+    for tag in ("script", "style"):
+        (source,) = re.findall(rf"<{tag}>(.*?)</{tag}>", text, re.DOTALL)
+        hashed = base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()
+        assert f"{tag}-src 'sha256-{hashed}'" in text
+    assert "unsafe" not in text
 
 
 def test_an_answer_of_200_kb_does_not_make_a_page_of_it(entry, document):

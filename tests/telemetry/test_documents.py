@@ -31,6 +31,13 @@ def test_it_is_strict_json_that_people_can_read(tmp_path):
     assert json.loads(path.read_bytes())["prompt"] == "größer"
 
 
+def test_half_a_surrogate_pair_comes_back_as_it_was(tmp_path):
+    """A row may hold one, and UTF-8 has no bytes for it."""
+    path = tmp_path / "summary.json"
+    write_document(path, {"prompt": "a\ud800\\b"})
+    assert json.loads(path.read_bytes()) == {"prompt": "a\ud800\\b"}
+
+
 @pytest.mark.faults
 def test_a_writer_that_is_killed_in_the_middle_leaves_what_was_there(tmp_path):
     path = tmp_path / "summary.json"
