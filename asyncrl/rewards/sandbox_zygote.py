@@ -136,9 +136,9 @@ class Keeper:
             if (job := programs.start()) is not None:
                 return job
             outcome = programs.watch(self._commands)
-            remove(folder)
             if outcome is not None:
                 write_frame(self._commands, outcome)
+            remove(folder)  # may take seconds, if a program was made for that
         self._folders.close()
         return None
 

@@ -1,0 +1,174 @@
+"""Programs in the sandbox that do nothing wrong, and machines that have none."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from asyncrl.rewards import sandbox_walls
+from asyncrl.rewards.sandbox import Sandbox, SandboxError
+from asyncrl.rewards.sandbox_folder import Folders, remove, remove_abandoned, usage
+from asyncrl.rewards.sandbox_walls import Unprotected
+
+LIMIT_S = 30.0  # of programs that end by themselves: never reached
+
+
+@pytest.fixture(scope="module")
+def sandbox() -> Iterator[Sandbox]:
+    with Sandbox(memory_bytes=256 << 20) as sandbox:
+        yield sandbox
+
+
+def test_a_program_reads_its_input_and_prints(sandbox: Sandbox) -> None:
+    ended = sandbox.run(
+        "n = int(input())\nprint(sum(int(input()) for _ in range(n)), 'ä')", "2\n20\n22", limit_s=LIMIT_S
+    )
+    assert (ended.reason, ended.code, ended.stdout, ended.stderr) == ("", 0, "42 ä\n", "")
+
+
+def test_a_program_ends_as_a_script_does(sandbox: Sandbox) -> None:
+    source = (
+        "import atexit, sys, threading\n"
+        "atexit.register(lambda: print('at exit'))\n"
+        "threading.Thread(target=lambda: print('in a thread')).start()\n"
+        "if __name__ == '__main__': sys.exit('bye')"
+    )
+    ended = sandbox.run(source, "", limit_s=LIMIT_S)
+    assert (ended.code, ended.stdout, ended.stderr) == (1, "in a thread\nat exit\n", "bye\n")
+
+
+def test_a_program_has_a_folder_of_its_own_which_is_empty_and_then_gone(
+    sandbox: Sandbox, eventually: Callable[[float, Callable[[], object]], bool]
+) -> None:
+    source = (
+        "import os, tempfile\n"
+        "print(os.listdir(), os.getcwd() == os.environ['HOME'] == tempfile.gettempdir())\n"
+        "os.makedirs('a/b')\n"
+        "open('a/b/c', 'w').write('kept')\n"
+        "os.rename('a/b/c', 'd')\n"
+        "print(open('d').read(), os.getcwd())"
+    )
+    outputs = [sandbox.run(source, "", limit_s=LIMIT_S).stdout.split() for _ in range(2)]
+    assert [words[:3] for words in outputs] == [["[]", "True", "kept"]] * 2
+    assert eventually(10, lambda: not any(Path(words[3]).exists() for words in outputs))
+
+
+def test_the_standard_library_works(sandbox: Sandbox) -> None:
+    source = (
+        "import asyncio, bz2, ctypes, dataclasses, decimal, hashlib, logging, lzma, multiprocessing, sqlite3, ssl\n"
+        "import unittest, uuid, zlib, concurrent.futures\n"
+        "with concurrent.futures.ThreadPoolExecutor(4) as pool: print(*pool.map(abs, [-1, -2]))\n"
+        "async def main(): return await asyncio.sleep(0, 3)\n"
+        "print(asyncio.run(main()))\n"
+        "print(sqlite3.connect('a.db').execute('select 4').fetchone())\n"
+        "print(hashlib.sha256(b'').hexdigest()[:4], len(str(uuid.uuid4())))"
+    )
+    ended = sandbox.run(source, "", limit_s=LIMIT_S)
+    assert (ended.stdout, ended.stderr) == ("1 2\n3\n(4,)\ne3b0 36\n", "")
+
+
+def test_the_same_program_prints_the_same(sandbox: Sandbox) -> None:
+    source = "print({str(n) for n in range(50)}, hash('a'))"
+    assert len({sandbox.run(source, "", limit_s=LIMIT_S).stdout for _ in range(2)}) == 1
+    with Sandbox(memory_bytes=256 << 20) as other:
+        assert other.run(source, "", limit_s=LIMIT_S).stdout == sandbox.run(source, "", limit_s=LIMIT_S).stdout
+
+
+def test_text_that_no_encoding_has_is_run_all_the_same(sandbox: Sandbox) -> None:
+    assert sandbox.run("print(len(input()), '\ud800')", "\udfff", limit_s=LIMIT_S).stdout == "1 ?\n"
+
+
+def test_a_module_that_is_named_can_be_imported_and_no_other(sandbox: Sandbox) -> None:
+    source = "import numpy\nprint(numpy.dot([1, 2], [3, 4]))"
+    with Sandbox(memory_bytes=256 << 20, modules=["numpy"]) as other:
+        assert other.run(source, "", limit_s=LIMIT_S).stdout == "11\n"
+    assert "ModuleNotFoundError" in sandbox.run(source, "", limit_s=LIMIT_S).stderr
+
+
+def test_a_module_that_does_not_exist_is_named_when_the_sandbox_starts() -> None:
+    with pytest.raises(SandboxError, match="No module named 'no_such_module'"):
+        Sandbox(memory_bytes=256 << 20, modules=["no_such_module"])
+
+
+def test_a_sandbox_whose_process_died_is_started_again(sandbox: Sandbox) -> None:
+    with Sandbox(memory_bytes=256 << 20) as other:
+        assert other.pid is not None
+        os.kill(other.pid, 9)
+        with pytest.raises(SandboxError, match=r"ended|does not answer"):
+            other.run("", "", limit_s=LIMIT_S)
+        assert other.run("print(1)", "", limit_s=LIMIT_S).stdout == "1\n"
+
+
+def test_nothing_runs_on_a_machine_without_a_filter_for_its_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(platform, "machine", lambda: "riscv64")
+    with pytest.raises(Unprotected, match="on Linux"):
+        Sandbox(memory_bytes=256 << 20)
+
+
+def test_nothing_runs_on_another_system(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    with pytest.raises(Unprotected, match="not darwin"):
+        Sandbox(memory_bytes=256 << 20)
+
+
+def test_nothing_runs_on_a_kernel_without_landlock(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sandbox_walls, "CREATE_RULESET", 9999)  # what it would answer to an unknown call
+    with pytest.raises(Unprotected, match="no Landlock"):
+        Sandbox(memory_bytes=256 << 20)
+
+
+def test_a_folder_is_removed_however_deep_and_closed_it_is(tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    here = os.getcwd()
+    try:
+        os.chdir(folder)
+        for _ in range(60):
+            os.mkdir("x" * 200)
+            os.chdir("x" * 200)
+            os.symlink(tmp_path, "link")
+    finally:
+        os.chdir(here)
+    (folder / "closed").mkdir()
+    (folder / "closed" / "file").write_text("")
+    (folder / "closed").chmod(0)
+    (tmp_path / "other").write_text("kept")
+    remove(folder)
+    assert [path.name for path in tmp_path.iterdir()] == ["other"]
+
+
+def test_what_cannot_be_counted_is_too_much(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"x" * 100_000)
+    assert 100_000 <= usage(tmp_path) < 200_000
+    for n in range(1000):
+        (tmp_path / str(n)).touch()
+    assert usage(tmp_path) == float("inf")
+    assert usage(tmp_path / "gone") == 0
+
+
+def test_folders_of_dead_processes_are_removed_and_those_of_living_ones_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    folders = Folders()
+    folders.new(None)
+    abandoned, young = tmp_path / "asyncrl-sandbox-abandoned", tmp_path / "asyncrl-sandbox-young"
+    for path in (abandoned, young, tmp_path / "another"):
+        path.mkdir()
+    old = time.time() - 3600
+    for path in tmp_path.iterdir():
+        if path != young:
+            os.utime(path, (old, old))
+    remove_abandoned(tmp_path)
+    left = {path.name for path in tmp_path.iterdir()}
+    assert "asyncrl-sandbox-abandoned" not in left
+    assert {"asyncrl-sandbox-young", "another"} < left
+    assert len(left) == 3
+    folders.close()
+    assert len(list(tmp_path.iterdir())) == 2

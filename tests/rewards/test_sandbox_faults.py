@@ -1,0 +1,320 @@
+"""Programs that do harm, and what keeps them from it: each is run once more without that wall, where it succeeds."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from asyncrl.rewards.sandbox import Ended, Sandbox
+
+pytestmark = pytest.mark.faults
+
+LIMIT_S = 30.0  # of programs that end by themselves: never reached
+MEMORY = 128 << 20
+SECRET = "the secret of this test"
+WITHOUT = {
+    # Landlock keeps from files and programs and, since its fourth version, from networks; as root, the other user too.
+    "filter": frozenset({"filter"}),
+    "files": frozenset({"files", "user"}),
+    "both": frozenset({"filter", "files"}),
+    "limits": frozenset({"limits"}),
+}
+
+Run = Callable[..., Ended]
+Eventually = Callable[[float, Callable[[], object]], bool]
+
+
+@pytest.fixture(scope="module")
+def sandboxes() -> Iterator[Callable[[str], Sandbox]]:
+    """By the wall that is left out; "" for none."""
+    made: dict[str, Sandbox] = {}
+
+    def sandbox(without: str) -> Sandbox:
+        if without not in made:
+            made[without] = Sandbox(memory_bytes=MEMORY, _without=WITHOUT.get(without, frozenset()))
+        return made[without]
+
+    yield sandbox
+    for sandbox_ in made.values():
+        sandbox_.close()
+
+
+@pytest.fixture
+def run(sandboxes: Callable[[str], Sandbox]) -> Run:
+    def run(source: str, *, without: str = "", limit_s: float = LIMIT_S) -> Ended:
+        return sandboxes(without).run(source, "", limit_s=limit_s)
+
+    return run
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """One that every user may write to."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o777)
+        yield Path(folder)
+
+
+def last_line(ended: Ended) -> str:
+    return ended.stderr.strip().splitlines()[-1]
+
+
+def test_a_fork_bomb_makes_no_process(run: Run) -> None:
+    bounded = (
+        "import os, time\n"
+        "made = 0\n"
+        "for _ in range(4):\n"
+        "    try:\n"
+        "        if os.fork() == 0: time.sleep(600)\n"
+        "        made += 1\n"
+        "    except PermissionError: pass\n"
+        "print(made)"
+    )
+    assert run("import os\nwhile True: os.fork()").stderr.endswith(
+        "PermissionError: [Errno 1] Operation not permitted\n"
+    )
+    assert run(bounded).stdout == "0\n"
+    assert run(bounded, without="filter").stdout == "4\n"
+
+
+@pytest.mark.parametrize("call", ["subprocess.run(['true'])", "os.execv('/bin/true', ['true'])"])
+def test_no_other_program_is_started(run: Run, call: str) -> None:
+    source = f"import os, subprocess\n{call}"
+    assert last_line(run(source)) == "PermissionError: [Errno 1] Operation not permitted"
+    assert run(source, without="both").stderr == ""
+
+
+def test_processes_that_a_program_abandons_end_with_it(
+    run: Run, sandboxes: Callable[[str], Sandbox], eventually: Eventually
+) -> None:
+    """Where the filter is left out; with it there can be none. A plain subprocess leaves them behind."""
+    source = (
+        "import os, sys, time\n"
+        "read, write = os.pipe()\n"
+        "if os.fork() == 0:\n"
+        "    os.setsid()\n"
+        "    if os.fork() == 0:\n"
+        "        os.write(write, str(os.getpid()).encode())\n"
+        "        for n in range(3): os.close(n)\n"
+        "        time.sleep(600)\n"
+        "    os._exit(0)\n"
+        "print(int(os.read(read, 20)), flush=True)\n"
+    )
+    orphan = int(run(source, without="filter").stdout)
+    assert not psutil.pid_exists(orphan)
+    assert not psutil.Process(sandboxes("filter").pid).children(recursive=True)
+    plain = subprocess.run([sys.executable, "-c", source], stdout=subprocess.PIPE, text=True, timeout=60, check=True)
+    left = psutil.Process(int(plain.stdout))
+    left.kill()
+    assert eventually(10, lambda: not left.is_running() or left.status() == psutil.STATUS_ZOMBIE)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "while True: pass",
+        "import time\ntime.sleep(600)",
+        "input_ = open(0).read\nimport threading\nthreading.Event().wait()",
+    ],
+)
+def test_a_program_without_end_is_ended_at_its_limit(run: Run, source: str) -> None:
+    ended = run(source, limit_s=0.3)
+    assert (ended.reason, ended.code) == ("timeout", None)
+    assert run("import time\ntime.sleep(0.6)").reason == ""  # twice that limit, within its own
+
+
+def test_a_program_cannot_put_off_its_end(run: Run) -> None:
+    source = (
+        "import signal\n"
+        "for number in set(signal.Signals) - {signal.SIGKILL, signal.SIGSTOP}: signal.signal(number, signal.SIG_IGN)\n"
+        "while True:\n"
+        "    try: 2 ** 10_000_000\n"
+        "    except BaseException: pass"
+    )
+    assert run(source, limit_s=0.3).reason == "timeout"
+
+
+def test_memory_is_bounded(run: Run) -> None:
+    source = f"held = bytearray({2 * MEMORY})\nprint(len(held))"
+    assert last_line(run(source)) == "MemoryError"
+    assert run(source, without="limits").stdout == f"{2 * MEMORY}\n"
+
+
+def test_memory_that_is_shared_is_bounded_too(run: Run) -> None:
+    source = f"import mmap\nprint(len(mmap.mmap(-1, {2 * MEMORY})))"
+    assert "Cannot allocate memory" in last_line(run(source))
+    assert run(source, without="limits").stdout == f"{2 * MEMORY}\n"
+
+
+def test_output_is_bounded(run: Run) -> None:
+    assert run("while True: print('x' * 1000)").reason == "output_flood"
+    assert run("import sys\nwhile True: sys.stderr.write('x' * 1000)").reason == "output_flood"
+    ended = run("print('x' * 5_000_000)", without="limits")
+    assert (ended.reason, len(ended.stdout)) == ("", 5_000_001)
+
+
+def test_a_large_file_cannot_be_written(run: Run) -> None:
+    source = "with open('file', 'wb') as file:\n    for _ in range(100): file.write(bytes(1 << 20))\nprint('written')"
+    assert last_line(run(source)) == "OSError: [Errno 27] File too large"
+    assert run(source, without="limits").stdout == "written\n"
+
+
+def test_many_files_cannot_be_written(run: Run) -> None:
+    large = "import time\nfor n in range(10): open(str(n), 'wb').write(b'x' * (15 << 20))\ntime.sleep(600)"
+    many = "import time\nfor n in range(1200): open(str(n), 'wb').close()\ntime.sleep(600)"
+    assert run(large).reason == "disk_flood"
+    assert run(many).reason == "disk_flood"
+    assert run(many.replace("600", "0.3"), without="limits").reason == ""
+
+
+def test_many_threads_cannot_be_started(run: Run) -> None:
+    source = (
+        "import threading\n"
+        "threading.stack_size(65536)\n"
+        "done = threading.Event()\n"
+        "for _ in range(100): threading.Thread(target=done.wait, args=(TIME,)).start()"
+    )
+    assert run(source.replace("TIME", "600")).reason == "thread_flood"
+    assert run(source.replace("TIME", "0.3"), without="limits").reason == ""
+
+
+def test_nothing_is_written_outside_of_its_folder(run: Run, open_folder: Path) -> None:
+    target = open_folder / "file"
+    source = f"open({str(target)!r}, 'w').write('there')"
+    assert "Permission denied" in last_line(run(source))
+    assert not target.exists()
+    run(source, without="files")
+    assert target.read_text() == "there"
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [
+        *("os.remove(PATH)", "os.rename(PATH, 'mine')", "os.truncate(PATH, 0)", "os.chmod(PATH, 0o600)"),
+        *("os.utime(PATH, (0, 0))", "os.open(PATH, os.O_RDONLY | os.O_TRUNC)", "os.link(PATH, 'mine')"),
+        *("os.mkfifo(PATH + '2')", "os.symlink('a', PATH + '2')", "os.mkdir(PATH + '2')", "os.rmdir(PATH[:-5])"),
+    ],
+)
+def test_files_of_others_are_not_changed(run: Run, open_folder: Path, harm: str) -> None:
+    target = open_folder / "file"
+    target.write_text("kept")
+    target.chmod(0o666)
+    before = target.stat()
+    ended = run(f"import os\nPATH = {str(target)!r}\n{harm}")
+    assert last_line(ended).startswith(("PermissionError", "OSError: [Errno 18]"))
+    after = target.stat()
+    assert (after.st_mode, after.st_mtime, after.st_nlink) == (before.st_mode, before.st_mtime, before.st_nlink)
+    assert [path.name for path in open_folder.iterdir()] == ["file"]
+    assert target.read_text() == "kept"
+
+
+@pytest.mark.parametrize(
+    "way",
+    ["open(PATH)", "os.symlink(PATH, 'a') or open('a')", "os.symlink(os.path.dirname(PATH), 'a') or open('a/file')"],
+)
+def test_secrets_in_files_are_not_read(run: Run, open_folder: Path, way: str) -> None:
+    target = open_folder / "file"
+    target.write_text(SECRET)
+    target.chmod(0o644)
+    source = f"import os\nPATH = {str(target)!r}\nprint(({way}).read())"
+    ended = run(source)
+    assert (ended.stdout, last_line(ended)[:15]) == ("", "PermissionError")
+    assert run(source, without="files").stdout == SECRET + "\n"
+
+
+@pytest.mark.parametrize(
+    "path", ["/proc/self/environ", "/proc/1/cmdline", "/etc/passwd", "/root", "/home", "/tmp", "/dev/shm", "/"]
+)
+def test_no_place_of_the_machine_is_open(run: Run, path: str) -> None:
+    read = f"os.listdir({path!r})" if Path(path).is_dir() else f"open({path!r}).read()"
+    assert last_line(run(f"import os\nprint({read})")).startswith("PermissionError")
+
+
+def test_secrets_in_the_environment_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither in its own, nor in its memory, nor in that of other processes."""
+    monkeypatch.setenv("SECRET_X", SECRET)
+    source = (
+        "import ctypes, os\n"
+        "print(os.environ.get('SECRET_X'), ctypes.CDLL(None).getenv(b'SECRET_X'))\n"
+        "for path in ('self', OTHER):\n"
+        "    try: print('SECRET_X' in open(f'/proc/{path}/environ').read())\n"
+        "    except PermissionError: print('refused')\n"
+    )
+    other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    source = source.replace("OTHER", str(other.pid))
+    try:
+        with Sandbox(memory_bytes=MEMORY) as sandbox, Sandbox(memory_bytes=MEMORY, _without=WITHOUT["files"]) as bare:
+            assert sandbox.run(source, "", limit_s=LIMIT_S).stdout.split() == ["None", "0", "refused", "refused"]
+            assert bare.run(source, "", limit_s=LIMIT_S).stdout.split() == ["None", "0", "False", "True"]
+    finally:
+        other.kill()
+        other.wait(10)
+
+
+def test_no_descriptor_is_inherited(run: Run) -> None:
+    source = (
+        "import os\n"
+        "def is_open(n):\n"
+        "    try: os.fstat(n)\n"
+        "    except OSError: return False\n"
+        "    return True\n"
+        "print([n for n in range(2000) if is_open(n)])"
+    )
+    with open(os.devnull) as inherited:
+        os.set_inheritable(inherited.fileno(), True)
+        assert run(source).stdout == "[0, 1, 2]\n"
+
+
+def test_no_socket_is_connected(run: Run) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        source = (
+            f"import socket\nsocket.create_connection(('127.0.0.1', {server.getsockname()[1]}))\nprint('connected')"
+        )
+        assert last_line(run(source)).startswith("PermissionError")
+        assert run(source, without="both").stdout == "connected\n"
+
+
+def test_no_socket_of_this_host_is_reached(run: Run, open_folder: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(open_folder / "socket"))
+        (open_folder / "socket").chmod(0o777)
+        server.listen()
+        source = (
+            f"import socket\nsocket.socket(socket.AF_UNIX).connect({str(open_folder / 'socket')!r})\nprint('connected')"
+        )
+        assert last_line(run(source)).startswith("PermissionError")
+        assert run(source, without="both").stdout == "connected\n"
+
+
+def test_no_process_gets_a_signal(run: Run) -> None:
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    try:
+        for call in (f"os.kill({child.pid}, 9)", "os.kill(-1, 9)", "os.kill(os.getppid(), 9)", "os.killpg(0, 9)"):
+            assert last_line(run(f"import os\n{call}")) == "PermissionError: [Errno 1] Operation not permitted"
+        assert child.poll() is None
+    finally:
+        child.kill()
+        child.wait(10)
+
+
+def test_nothing_is_left_of_twenty_programs_without_end(
+    sandboxes: Callable[[str], Sandbox], eventually: Eventually
+) -> None:
+    sandbox = sandboxes("")
+    zygote = psutil.Process(sandbox.pid)
+    folders = Path(tempfile.gettempdir())
+    before = len(psutil.Process().children(recursive=True))
+    for _ in range(20):
+        assert sandbox.run("open('a', 'w').write('a')\nwhile True: pass", "", limit_s=0.1).reason == "timeout"
+    assert zygote.children(recursive=True) == []
+    assert len(psutil.Process().children(recursive=True)) == before
+    mine = [path for path in folders.glob("asyncrl-sandbox-*") if path.stat().st_uid == os.getuid()]
+    assert eventually(10, lambda: all(not any(path.iterdir()) for path in mine if path.exists()))
