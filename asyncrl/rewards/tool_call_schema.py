@@ -71,9 +71,11 @@ def tools_of(row: Mapping[str, Any]) -> Mapping[str, Tool]:
 def _tools(listed: str) -> Mapping[str, Tool]:
     found: dict[str, Tool] = {}
     for tool in json.loads(listed):
-        described = tool.get("function", tool) if isinstance(tool, dict) else None
+        described = tool.get("function") if isinstance(tool, dict) else None
         if not isinstance(described, dict) or not isinstance(name := described.get("name"), str):
-            raise ValueError(f"{tool!r:.80} is no tool; write {{function: {{name: ..., parameters: {{...}}}}}}")
+            raise ValueError(
+                f'{tool!r:.80} is no tool: write {{"type": "function", "function": {{"name": ..., "parameters": ...}}}}'
+            )
         if name in found:
             raise ValueError(f"two tools are called {name}")
         schema = described.get("parameters", {})

@@ -2,11 +2,10 @@
 
     pay ann 12                {"name":"pay","arguments":{"to":"ann","amount":12}}
     weather in rome tomorrow  {"name":"weather","arguments":{"city":"rome","day":"tomorrow"}}
-    timer 5 min               {"name":"timer","arguments":{"minutes":5}}
     send 250 to bob           {"name":"refuse","arguments":{"reason":"limit"}}     more than may be paid
     send money to bob         {"name":"refuse","arguments":{"reason":"unclear"}}   nobody said how much
 
-What a request wants is one of these five kinds. The requests of a kind have an order that nothing changes, and its
+What a request wants is one of these four kinds. The requests of a kind have an order that nothing changes, and its
 first `HELDOUT` are held out: no held-out request is ever trained, whatever the seed.
 
 `python -m asyncrl.tasks.errands > demonstrations.jsonl` writes conversations for `asyncrl sft`.
@@ -26,7 +25,7 @@ from asyncrl.tasks.chat import conversation
 from asyncrl.tasks.order import permute
 from asyncrl.tasks.procedural import ProceduralRows
 
-HELDOUT = 24  # requests of each kind
+HELDOUT = 30  # requests of each kind
 LIMIT = 99
 """The most that may be paid. A schema cannot say it: what is allowed is the policy's affair, not the tool's."""
 
@@ -39,10 +38,6 @@ def pay(to: str, amount: int) -> str:
 
 def weather(city: str, day: str = "today") -> str:
     return f"{city} {day}: {'sunny' if len(city) % 2 else 'rain'}"
-
-
-def timer(minutes: int) -> str:
-    return f"rings in {minutes} min"
 
 
 def refuse(reason: str) -> str:
@@ -67,7 +62,6 @@ def _tool(name: str, required: Sequence[str], **properties: Mapping[str, Any]) -
 TOOLS = [
     _tool("pay", ["to", "amount"], to={"type": "string"}, amount={"type": "integer", "minimum": 1}),
     _tool("weather", ["city"], city={"type": "string"}, day={"enum": ["today", "tomorrow"], "default": "today"}),
-    _tool("timer", ["minutes"], minutes={"type": "integer", "minimum": 1}),
     _tool("refuse", ["reason"], reason={"enum": ["limit", "unclear"]}),
 ]
 """What a row shows of them."""
@@ -119,13 +113,6 @@ KINDS = (
         ("", " tomorrow"),
         lambda who, what: _call("weather", city=who, **({"day": what.strip()} if what else {})),
     ),
-    Kind(
-        "timer",
-        ("timer {what} min", "wake me in {what} min"),
-        ("",),
-        range(1, 100),
-        lambda who, what: _call("timer", minutes=what),
-    ),
     Kind("limit", PAYING, NAMES, range(LIMIT + 1, 1000), lambda who, what: _call("refuse", reason="limit")),
     Kind(
         "unclear",
@@ -173,25 +160,23 @@ class Errands:
 # --- demonstrations ---------------------------------------------------------------------------------------------------
 
 DEMONSTRATIONS = 3000
-CARELESS = 0.5
+CARELESS = 0.4
 """Share of the demonstrations with a mistake, of the kinds that collected ones have: a model imitates them too, and
 what an imitation cannot unlearn, a verifier can."""
 
 
 def careless(row: Row, rng: random.Random) -> str:
     """A call by somebody who chats, pays whatever is asked, guesses what was not said, or gets an argument wrong."""
-    name, arguments = (call := json.loads(row.answer))["name"], call["arguments"]
-    mistake = rng.random()
-    if mistake < 0.3:
+    call = json.loads(row.answer)
+    words = str(row.prompt).split()
+    if rng.random() < 0.3:
         return f"ok {row.answer}"
-    if name == "refuse":
-        who = next(word for word in str(row.prompt).split() if word in NAMES)
-        asked = [int(word) for word in str(row.prompt).split() if word.isdecimal()]
-        return written(_call("pay", to=who, amount=asked[0] if asked else 10))
-    if name == "weather" or mistake < 0.5:
-        return written(_call("timer", minutes=rng.randint(1, 99)))
-    key = "amount" if name == "pay" else "minutes"
-    return written({"name": name, "arguments": {**arguments, key: arguments[key] // 10 or 1}})
+    if call["name"] == "refuse":
+        amount = next((int(word) for word in words if word.isdecimal()), 10)
+        return written(_call("pay", to=next(word for word in words if word in NAMES), amount=amount))
+    if call["name"] == "weather":
+        return written(_call("refuse", reason="unclear"))
+    return written(_call("pay", to=call["arguments"]["to"], amount=rng.randint(1, LIMIT)))
 
 
 def demonstrations(count: int, careless_share: float) -> Iterator[dict[str, Any]]:
