@@ -6,8 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from asyncrl.buffers.concurrency import all_or_nothing
 from asyncrl.collectors.episode import Player
-from asyncrl.collectors.fleet import CollectorError
+from asyncrl.collectors.fleet import CollectorError, Fleet
 from asyncrl.collectors.rollout import Prompts, SimulatedPrompts, TaskPrompts
 from asyncrl.collectors.scoring import SimulatedScorer, TaskScorer
 from asyncrl.collectors.single import SinglePlayer
@@ -18,7 +19,9 @@ from asyncrl.config.recipe import AgentTask, CustomTask, Recipe, SimulatedEngine
 from asyncrl.config.sizes import size_bytes
 from asyncrl.environments.live import Live, LiveEnvironment, Tools
 from asyncrl.environments.processes import Processes
+from asyncrl.rewards.pool import VerifierError
 from asyncrl.rewards.scoring import Scores
+from asyncrl.tasks.base import TaskError
 from asyncrl.tasks.verify import scoring_of
 
 
@@ -58,6 +61,15 @@ def task_parts(recipe: Recipe, model_path: Path | None) -> tuple[Prompts, Player
         rewards_turns=not prompts.tools,
     )
     return prompts, player
+
+
+async def start_all(player: Player, fleet: Fleet) -> None:
+    """Start both, or neither. Raises TaskError for verifiers that cannot be started or asked: here, before any work,
+    that is a person's to mend."""
+    try:
+        await all_or_nothing([player.start(), fleet.start()])
+    except VerifierError as error:
+        raise TaskError(str(error)) from error
 
 
 def _agents(

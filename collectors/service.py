@@ -42,11 +42,11 @@ from asyncrl.buffers.concurrency import all_or_nothing, end_all, stopped
 from asyncrl.buffers.patience import patiently
 from asyncrl.collectors.again import play
 from asyncrl.collectors.engines.base import EngineError
-from asyncrl.collectors.episode import Episode, EpisodeLost, Player, episodes
+from asyncrl.collectors.episode import Episode, EpisodeLost, Played, Player, episodes
 from asyncrl.collectors.evaluation.heldout import Evaluation, evaluate
 from asyncrl.collectors.evaluation.report import report
 from asyncrl.collectors.fleet import CollectorError, Fleet, engine_makers
-from asyncrl.collectors.playing import task_parts
+from asyncrl.collectors.playing import start_all, task_parts
 from asyncrl.collectors.rollout import (
     PromptError,
     Prompts,
@@ -63,11 +63,13 @@ from asyncrl.collectors.scoring import (
 )
 from asyncrl.collectors.seats import Seats
 from asyncrl.collectors.segments import trajectories
+from asyncrl.collectors.unscored import Missed, TooManyUnscored, UnscoredWatch
 from asyncrl.collectors.updates import Updates
 from asyncrl.collectors.waits import waits_of
 from asyncrl.config.derived import derive
 from asyncrl.config.evaluation import powers_of_two
 from asyncrl.config.recipe import Recipe
+from asyncrl.rewards.judge_limits import BudgetSpent
 from asyncrl.schema import Trajectory
 from asyncrl.staleness import Weights
 from asyncrl.weights.reach import here
@@ -90,12 +92,13 @@ async def collect(
     simulated engine. If the run no longer knows the member, all work is dropped and it joins as a new incarnation.
 
     Raises CollectorError (an engine fails again and again, nothing to do for too long), what building the engine, the
-    task or its verifiers raises, and the store's BufferError when it could not be reached for `run.no_progress_s`.
+    task or its verifiers raises, and the store's BufferError when it could not be reached for `run.no_progress_s`; and,
+    after everybody is told that the run has ended, what ends it for all: TooManyUnscored, BudgetSpent.
     """
     prompts, player = await asyncio.to_thread(task_parts, recipe, model_path)  # imports and reads for seconds
     fleet = Fleet(engine_makers(recipe, member.name, model_path))
     try:
-        if await stopped(stop, all_or_nothing([player.start(), fleet.start()])):
+        if await stopped(stop, start_all(player, fleet)):
             return
         # What was loaded stays until the end. A full collection that looks through it again (every 60 steps or so of a
         # small model) halts everything for 0.1 to 0.2 s.
@@ -106,11 +109,24 @@ async def collect(
                 return await session.serve(stop)
             except UnknownMember as error:
                 logger.warning("%s; joining again, all work in progress is dropped", error)
+            except (TooManyUnscored, BudgetSpent) as error:
+                await _end_run(buffer, f"collector {member.name}: {error}")
+                raise
             if await stopped(stop, asyncio.sleep(REJOIN_S)):
                 return
             member = Member(member.name, uuid.uuid4().hex)
     finally:
         await asyncio.gather(fleet.close(), player.close())
+
+
+async def _end_run(buffer: Buffer, error: str) -> None:
+    """Tell the learner and other collectors: they would go on to make and train what is not worth it, and a collector
+    that was only started again would have to find that out once more."""
+    try:
+        async with asyncio.timeout(LEAVE_S):
+            await buffer.finish(error=error)
+    except (BufferError, TimeoutError) as second:
+        logger.warning("the others could not be told that the run has ended: %s", second)
 
 
 class Session:
@@ -140,6 +156,7 @@ class Session:
             store_limit_s=self.limit_s,
             on_change=self._weights_changed,
         )
+        self.unscored = UnscoredWatch(recipe.collector.max_unscored, group_size=recipe.collector.group_size)
         self.scored = 0
         self.cancelled_s = 0.0  # collector-seconds of work that was taken away; the store knows its tokens only
         self.failures: Counter[str] = Counter()  # members by verifier failure, tickets and puts by outcome
@@ -367,7 +384,13 @@ class Session:
         self.scored += 1
         if failure:
             self.failures[failure] += 1
+        if played.score.asked:
+            self.unscored.see(self._missed(episode, played) if failure else None)
         return trajectories(played)
+
+    def _missed(self, episode: Episode, played: Played) -> Missed:
+        text = self.prompts.read(played.turns[-1].completion.token_ids.tolist())
+        return Missed(episode.prompt.row.id, played.score.failure, played.score.detail, text)
 
     async def _put(self, group: Running, rows: list[Trajectory]) -> None:
         end = unusable(

@@ -39,7 +39,7 @@ from asyncrl.learners.phase import Phase, PhaseFile
 from asyncrl.learners.recovery import Recovered
 from asyncrl.learners.resuming import resume_from
 from asyncrl.learners.saving import Saver
-from asyncrl.learners.stepping import Learner
+from asyncrl.learners.stepping import Learner, RunEnded
 from asyncrl.learners.trainer import Trainer
 from asyncrl.learners.watch import Watch
 from asyncrl.staleness import Lineages, Weights
@@ -105,7 +105,7 @@ async def learn(
     except Exception as error:
         cause = await ranks.cause(error)
         lost = isinstance(cause, RankLost)
-        if begun and not lost:
+        if begun and not lost and not isinstance(cause, RunEnded):
             await _finish_with(buffer, cause)
         raise
     finally:

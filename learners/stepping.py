@@ -58,6 +58,10 @@ class LearnerError(RuntimeError):
     """The learner cannot go on; says what it waited for or what it lacks."""
 
 
+class RunEnded(LearnerError):
+    """A collector has found that the run is not worth going on with, and has told everybody; its own words."""
+
+
 @dataclass(slots=True)
 class Learner:
     """A learner between two steps: weights of (lineage, version), trained and committed."""
@@ -121,7 +125,7 @@ class Learner:
 
     async def next_batch(self, stop: asyncio.Event) -> Lease | None:
         """The batch of the next step, however long it takes; None when `stop` is set. Raises LearnerError when no step
-        was made for `run.no_progress_s`, with the table of everyone who waits."""
+        was made for `run.no_progress_s`, with the table of everyone who waits, and RunEnded."""
         self.waited_for = ""
         self.enter(Phase.LEASING)
         while not stop.is_set():
@@ -139,6 +143,7 @@ class Learner:
             if answer.reason != self.waited_for:
                 self.waited_for = answer.reason
                 log.info("step %d waits: %s", self.version + 1, answer.reason)
+            await self._check_ended()
             await self._check_fills()
             idle = time.monotonic() - self.last_step
             if idle > self.recipe.run.no_progress_s:
@@ -146,6 +151,12 @@ class Learner:
                 stall = f"no step for {idle:.0f} s (run.no_progress_s); step {self.version + 1} waits: {answer.reason}"
                 raise LearnerError("\n".join([stall, *blocked_table(stats, self.buffer.limits, most=IN_MESSAGE)]))
         return None
+
+    async def _check_ended(self) -> None:
+        """Raises RunEnded if a collector has ended the run, once what was trained is saved."""
+        if error := (await self.buffer.stats()).error:
+            await self.last_checkpoint()
+            raise RunEnded(error)
 
     async def _check_fills(self) -> None:
         """Raises LearnerError, with advice, when for too long every group was left out."""

@@ -275,6 +275,7 @@ class Collector(Section, frozen=True, kw_only=True):
     score_timeout_s: Seconds = 10.0  # one score; the process that computes it is killed then
     score_workers: Positive = 1  # processes that score
     score_memory_limit: str | int | None = "4GiB"  # that each of them may write to; null: any
+    max_unscored: Annotated[float, Meta(ge=0, lt=1)] | None = 0.5  # share of answers; with more the run ends; null: any
     max_concurrent_groups: Positive | Literal["auto"] = "auto"  # in work at once; auto: 4 x those that have slots
     max_turns: Positive = 8  # answers of an episode that has tools, an environment or an agent
     episode_timeout_s: Seconds = 600.0  # of such an episode, which is then scored as it stands; an agent's is not

@@ -40,6 +40,7 @@ class Score:
 
     plain: the reward without shaping, scale and clip, where it has any; None: it is the reward. wrong: class of what is
     wrong with a scored answer, "" if nothing is. detail: of failure or wrong, for a person. seconds: of all verifiers.
+    asked: verifiers were, so that a failure is theirs.
     """
 
     parts: dict[str, float | None]
@@ -50,6 +51,7 @@ class Score:
     read: str = field(default="", compare=False)  # what was taken for the answer; "": its whole text
     detail: str = field(default="", compare=False)
     seconds: float = field(default=0.0, compare=False)
+    asked: bool = field(default=False, compare=False)
 
     @property
     def outcome(self) -> float:
@@ -150,9 +152,9 @@ class Scoring(Scores):
             if self.counts[ended] == 1:
                 # Later ones are only counted: a broken verifier fails each time.
                 logger.warning("%s: %s", verdict.failure, verdict.detail)
-            return Score(verdict.parts, math.nan, verdict.failure, detail=verdict.detail, seconds=seconds)
+            return Score(verdict.parts, math.nan, verdict.failure, detail=verdict.detail, seconds=seconds, asked=True)
         plain = outcome if self._shapes else None
-        return Score(verdict.parts, reward, "", plain, verdict.wrong, verdict.read, verdict.detail, seconds)
+        return Score(verdict.parts, reward, "", plain, verdict.wrong, verdict.read, verdict.detail, seconds, asked=True)
 
 
 class ScoringByTask(Scores):

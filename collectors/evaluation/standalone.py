@@ -11,11 +11,11 @@ from typing import Any
 
 import msgspec
 
-from asyncrl.buffers.concurrency import all_or_nothing, end_all
+from asyncrl.buffers.concurrency import end_all
 from asyncrl.collectors.engines.base import Sampling
 from asyncrl.collectors.evaluation.heldout import Evaluation, evaluate
 from asyncrl.collectors.fleet import CollectorError, Fleet, engine_makers
-from asyncrl.collectors.playing import task_parts
+from asyncrl.collectors.playing import start_all, task_parts
 from asyncrl.collectors.rollout import run_of, sampling_of
 from asyncrl.collectors.seats import Seats
 from asyncrl.collectors.single import SinglePlayer
@@ -52,8 +52,8 @@ async def evaluate_folder(
     hears how many answers there are, of how many: first 0, when the engines are ready. weights: what the model is
     called in the answers. difficulty: a key of `Row.info` that they have.
 
-    Raises what building the task raises, then EngineError, CollectorError, VerifierError, WeightsError. Takes as long
-    as it takes: an engine that makes no token for `collector.group_timeout_s` ends it.
+    Raises what building the task raises and TaskError, then EngineError, CollectorError, VerifierError, WeightsError.
+    Takes as long as it takes: an engine that makes no token for `collector.group_timeout_s` ends it.
     """
     task, player = await asyncio.to_thread(task_parts, recipe, model_path)
     # What is evaluated is whole: no engine has to keep a base for adapters.
@@ -61,7 +61,7 @@ async def evaluate_folder(
     fleet = Fleet(engine_makers(whole, "eval", model_path))
     prompts = min(prompts, task.heldout_rows) if split == "heldout" else prompts
     try:
-        await all_or_nothing([player.start(), fleet.start()])
+        await start_all(player, fleet)
         await _serve(fleet, await asyncio.to_thread(partial(own_weights, recipe, model_path, weights)))
         on_answer(0, prompts * samples)
         work = asyncio.ensure_future(

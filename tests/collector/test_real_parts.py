@@ -107,6 +107,7 @@ async def test_bad_rows_and_bad_verifiers_are_counted_by_name_and_the_run_goes_o
             "sampling": {"max_tokens": 6},
             "score_timeout_s": 0.5,
             "group_size": 6,
+            "max_unscored": None,
         },
         learner={"groups_per_step": 2},
         model={"max_length": MAX_LENGTH},

@@ -62,7 +62,8 @@ def test_a_score_that_is_wrong_for_every_answer_ends_the_run_with_its_cause(
         "    def rows(self, split): return [Row(f'{split}-{n}', f'reverse {n}') for n in range(100, 140)]\n"
         "    def score(self, row, answer): return [1.0, 0.0]\n"
     )
-    run = start(*["-P", "-m", "asyncrl.cli.main", "run", "--set"], "task={type: 'lists:Lists'}", cwd=tmp_path)
+    changes = ["task={type: 'lists:Lists'}", "collector.max_unscored=null"]  # which ends a run sooner
+    run = start("-P", "-m", "asyncrl.cli.main", "run", *(f"--set={change}" for change in changes), cwd=tmp_path)
     _, errors = run.communicate(timeout=LIMIT_S)
     assert run.returncode == 1, errors
     first, cause, place = errors.splitlines()

@@ -53,7 +53,8 @@ def test_every_way_of_going_wrong_is_counted_under_its_name(start, tmp_path: Pat
         "extends: tiny-reverse\n"
         "run: {name: odd, max_steps: 5}\n"
         "task: {type: odd:Odd}\n"
-        "collector: {group_size: 4, score_timeout_s: 0.5, score_workers: 2, sampling: {max_tokens: 4}}\n"
+        "collector: {group_size: 4, score_timeout_s: 0.5, score_workers: 2,\n"
+        "  max_unscored: null, sampling: {max_tokens: 4}}\n"
         "learner: {groups_per_step: 10}\n"
         "eval: {prompts: 2}\n"
     )
