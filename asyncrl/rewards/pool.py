@@ -48,7 +48,7 @@ class VerifierPool:
     def __init__(
         self, factory: str, arguments: dict[str, Any], *, workers: int, memory_bytes: int | None = None
     ) -> None:
-        self._start = msgspec.msgpack.encode(Start(factory, arguments, list(sys.path), memory_bytes))
+        self._start = msgspec.msgpack.encode(Start(factory, arguments, [*sys.path, os.getcwd()], memory_bytes))
         self._slots = [_Slot() for _ in range(workers)]
         self._idle: deque[_Slot] = deque()
         self._waiting: deque[_Call] = deque()

@@ -16,7 +16,7 @@ try:
     from jsonschema.validators import validator_for
     from referencing import Registry
 except ImportError as error:
-    raise ImportError("the reward part `tool-call` needs jsonschema: pip install 'asyncrl[tool-call]'") from error
+    raise ModuleNotFoundError("the reward part `tool-call` needs jsonschema: pip install 'asyncrl[tool-call]'") from error
 
 NOTHING_ELSE: Registry[Any] = Registry()
 """Where schemas that a schema names are looked up: jsonschema's own default would fetch them from the network."""

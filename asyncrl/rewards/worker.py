@@ -50,7 +50,7 @@ class Start(msgspec.Struct):
 
     factory: str  # module:function
     arguments: dict[str, Any]  # its keyword arguments
-    path: list[str]  # sys.path of the parent: what it can import, this process can import
+    path: list[str]  # that it searches for modules: the parent's sys.path, and last the working folder
     memory_bytes: int | None = None  # that it may write to; None: any
 
 
