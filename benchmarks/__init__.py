@@ -5,6 +5,7 @@ Some take more: `full`, for rows that are not measured by default; `kills`, how 
 
 BENCHMARKS = {
     "buffer": ("asyncrl.benchmarks.buffer_ops", "What the buffer's guarantees cost against bare GET and SET."),
+    "data": ("asyncrl.benchmarks.data", "Files of ten million rows: opened in seconds, in constant memory?"),
     "engines": ("asyncrl.benchmarks.engines", "Tokens/s against generate(), log-probs against the learner."),
     "first-run": ("asyncrl.benchmarks.first_run", "The default run on seeds 0-4: does it learn, how fast."),
     "honest-ages": ("asyncrl.benchmarks.honest_ages", "Is the age bound a bound, and are the versions true?"),

@@ -42,8 +42,10 @@ def measure(*, quick: bool, say: Say) -> Measured:
                 for again in (False, True):
                     rows.append({"format": form, "again": again, "size": path.stat().st_size, **opened(path)})
                     say(_line(rows[-1]))
-        write(Path(folder) / f"{few // 10}.jsonl", few // 10)
-        control = [{"format": "list", **opened(Path(folder) / f"{n}.jsonl", "--list")} for n in (few // 10, few)]
+        control = []
+        for count in (few // 30, few // 3):
+            write(Path(folder) / f"{count}.jsonl", count)
+            control.append({"format": "list", **opened(Path(folder) / f"{count}.jsonl", "--list")})
     for row in control:
         say(_line(row))
     return Measured(rows=[*rows, *control], targets=_targets(rows, control))
