@@ -259,6 +259,31 @@ def test_secrets_in_the_environment_are_not_read(monkeypatch: pytest.MonkeyPatch
         other.wait(10)
 
 
+def test_nothing_of_earlier_programs_is_in_the_memory_of_later_ones(sandboxes: Callable[[str], Sandbox]) -> None:
+    """Read in full, which the wall around files forbids. What is looked for is written as a pattern, which is not
+    itself; what the program has itself is found."""
+    sandbox = sandboxes("files")
+    sandbox.run(f"print(input(), '{SECRET}')", SECRET, limit_s=LIMIT_S)
+    expected = [["call", "f()", SECRET], ["test", f"assert f() == {SECRET!r}"]]
+    records = sandbox.test("def f(): return 1", expected, limit_s=LIMIT_S, total_s=LIMIT_S).records
+    assert all(SECRET in detail for _, detail in records[1:])
+    source = (
+        "import re\n"
+        "own = ''.join(['a mark', ' of its own']).encode()\n"
+        "patterns = [re.compile(line.encode()) for line in iter(input, '')]\n"
+        "found = [0] * len(patterns)\n"
+        "memory = open('/proc/self/mem', 'rb', buffering=0)\n"
+        "for line in open('/proc/self/maps').readlines():\n"
+        "    start, end = (int(address, 16) for address in line.split()[0].split('-'))\n"
+        "    try: content = memory.seek(start) and memory.read(end - start)\n"
+        "    except (OSError, OverflowError): continue\n"
+        "    found = [count + bool(pattern.search(content)) for count, pattern in zip(found, patterns)]\n"
+        "print(*map(bool, found))"
+    )
+    patterns = "the[ ]secret of this test\na[ ]mark of its own\n\n"
+    assert sandbox.run(source, patterns, limit_s=LIMIT_S).stdout == "False True\n"
+
+
 def test_no_descriptor_is_inherited(run: Run) -> None:
     source = (
         "import os\n"
