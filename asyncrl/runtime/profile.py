@@ -57,7 +57,7 @@ async def profile(
         temperature=None,
         max_tokens=None,
         seed=recipe.run.seed,
-        pass_above=0.0,
+        pass_above=recipe.eval.pass_above,
     )
     heard: list[float] = []
 
@@ -83,6 +83,7 @@ async def profile(
         "id": _id(answers),
         "target": target.name,
         "model": model,
+        "weights": list(target.weights),
         "task": task.name,
         "split": "train",
         "per_prompt": samples,

@@ -104,6 +104,14 @@ def test_a_model_that_never_succeeds_is_not_trained_yet(cli, tmp_path, model):
     assert "docs/when-rl.md#it-does-not-succeed-yet" in done.stdout
 
 
+def test_what_passes_is_the_recipes_to_say(cli, tmp_path, recipe):
+    """Rewards are 0 and 2."""
+    few = ("--outputs", "8", "--per-prompt", "4", "--set", "eval.pass_above=2.0", "--out", "out")
+    assert cli("profile", recipe, *few).returncode == 0
+    report = document(tmp_path / "out")["report"]
+    assert (report["pass_above"], report["passed"], report["reward"]["mean"] > 0) == (2.0, 0, True)
+
+
 def test_nothing_is_overwritten(cli, tmp_path, recipe):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "notes.txt").touch()
