@@ -19,6 +19,7 @@ BENCHMARKS = {
     "soak": ("asyncrl.benchmarks.soak", "kill -9 in every phase of a run: is anything lost, or trained twice?"),
     "staleness": ("asyncrl.benchmarks.staleness", "What old data cost in learning, correction by correction."),
     "sync-vs-async": ("asyncrl.benchmarks.sync_vs_async", "What asynchrony gains at each age, against the model."),
+    "verifiers": ("asyncrl.benchmarks.verifiers", "Scores: against a plain math-verify; hanging answers; the sandbox."),
     "vs-trl": ("asyncrl.benchmarks.vs_trl", "Against TRL's GRPOTrainer: same model, prompts and cores."),
     "weights": ("asyncrl.benchmarks.weights", "New weights on their way to the engines, against a memcpy."),
 }

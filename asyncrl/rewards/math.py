@@ -16,12 +16,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from asyncrl.config.rewards import Math, part_name
-from asyncrl.rewards import math_algebra
 from asyncrl.rewards.base import BadRow, Finding
 from asyncrl.rewards.exact import CUT_OFF, WRONG_ANSWER
 from asyncrl.rewards.gold import golds
 from asyncrl.rewards.math_box import Unclosed, boxed, last_expression
-from asyncrl.rewards.math_gold import Gold, gold
+from asyncrl.rewards.math_gold import Gold, compared, gold
 from asyncrl.rewards.math_guard import LONGEST, too_complex
 from asyncrl.rewards.math_number import read
 from asyncrl.rewards.math_text import plain
@@ -92,11 +91,12 @@ class MathAnswer:
                 raise _bad(row, one.source, error) from None
         try:
             with limit(self._limit_s):
-                if not (read_as := math_algebra.parse(text)):
-                    return UNREADABLE, f"no expression: {text!r:.200}"
-                return ("", "") if any(math_algebra.equal(one.parsed, read_as) for one in others) else mismatch
+                found = [compared(one, text) for one in others]
         except Late:
             return TIMEOUT, f"more than {self._limit_s:g} s of algebra: {text!r:.200}"
+        if None in found:
+            return UNREADABLE, f"no expression: {text!r:.200}"
+        return ("", "") if any(found) else mismatch
 
     def _wrong(self, wrong: str, detail: str) -> Finding:
         return Finding({self._name: 0.0}, wrong, detail)

@@ -74,3 +74,11 @@ def gold(source: str) -> Gold:
         raise ValueError("words: use {type: exact} or {type: f1}, or write \\text{...}")
     marked = TEXT.fullmatch(text) is not None and not any(sign.isdigit() for sign in text)
     return Gold(source, text, read(text), folded(text) if marked else None)
+
+
+@lru_cache(maxsize=4096)
+def compared(expected: Gold, text: str) -> bool | None:
+    """Whether a `plain` text is what is expected, by algebra; None if it is no expression. Kept, as the answers of a
+    group are often the same."""
+    given = math_algebra.parse(text)
+    return math_algebra.equal(expected.parsed, given) if given else None

@@ -85,7 +85,11 @@ async def test_a_verifier_that_ends_its_process_is_an_error_and_not_a_hang(
         await checked(task_with(tmp_path, ["5", "6"], Function(function="ending_reward:score")))
 
 
-@pytest.mark.parametrize("command", [("run",), ("run", "--dry-run"), ("eval",)], ids=" ".join)
+@pytest.mark.parametrize(
+    "command",
+    [("run",), ("run", "--dry-run"), pytest.param(("eval",), marks=pytest.mark.slow)],  # eval loads torch first
+    ids=" ".join,
+)
 def test_every_command_refuses_such_rows_before_it_starts(
     called: Callable[..., Ended], tmp_path: Path, command: tuple[str, ...]
 ) -> None:
