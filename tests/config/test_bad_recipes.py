@@ -141,7 +141,7 @@ MISTAKES = {
     "task: {type: revers}": (
         "task.type",
         '"revers"',
-        "reverse, uppercase, single-turn, ",
+        "reverse, uppercase, errands, single-turn, ",
         ", module:Class",
         "Did you mean reverse?",
     ),
@@ -205,6 +205,19 @@ MISTAKES = {
         "multiples of",
         "publish_every 2",
     ),
+    "eval: {n: 4, sampling: {temperature: 0}}": ("eval.n is 4", "Use eval.n: 1"),
+    "eval: {data: a.jsonl}": ("eval.data is", "task.type reverse reads no data files"),
+    "{eval: {data: a.jsonl}, task: {type: single-turn, data: {train: b.jsonl, heldout: c.jsonl}}}": (
+        "task.data.heldout",
+        "Leave one of them out",
+    ),
+    "eval: {sampling: {top_p: 0.9}}": ("eval.sampling.top_p is 0.9 without top_k", "top_k too"),
+    "eval: {sampling: {top_k: 0}}": ("eval.sampling.top_k is 0", "-1 for all"),
+    "{eval: {sampling: {max_tokens: 64}}, model: {max_length: 64}}": ("eval.sampling.max_tokens is 64", "leave room"),
+    "eval: {metric: accuracy}": ("eval.metric is", "write reward, pass@K or majority@N"),
+    "eval: {metric: pass@4}": ("eval.metric is pass@4", "pass@1 is measured"),
+    "eval: {n: 2, metric: majority@2}": ("eval.metric is majority@2", "Write eval.n: 3"),
+    "eval: {save_best: pass@1}": ("eval.save_best is not",),
     "learner: {checkpoint: {keep_best: 1}}": ("keep_best is 1, but nothing says", "eval.every_steps: 20"),
     "{learner: {checkpoint: {keep_best: 1, every_steps: 4}}, eval: {every_steps: 6}}": (
         "keep_best is 1",

@@ -111,6 +111,90 @@ def test_seeds_and_prompts_are_those_of_a_run(cli, tmp_path, run_folder, monkeyp
     assert seeds == [request_seed("tiny-reverse/0/heldout", row, 0, 0, 0) for row in range(3)]
 
 
+LEVELS = """
+from asyncrl.rewards.base import Finding
+from asyncrl.tasks.base import Row
+
+class Levels:
+    def rows(self, split):
+        return [Row(id=str(n), prompt="12", answer=n, info={"level": n % 2}) for n in range(8)]
+
+    def score(self, row, answer):
+        right = row.info["level"] == 1
+        return Finding({"even": float(right)}, "" if right else "odd", read=str(row.answer))
+"""
+
+
+@pytest.fixture
+def levels(tmp_path: Path, model: Path) -> Path:
+    """A recipe whose task says that each second row is answered rightly."""
+    module = f"levels_{tmp_path.name}"  # of this test: those of others stay imported
+    (tmp_path / f"{module}.py").write_text(LEVELS)
+    recipe = tmp_path / "levels.yaml"
+    recipe.write_text(
+        f"model: {{path: {model}}}\ntask: {{type: '{module}:Levels'}}\n"
+        "eval: {n: 2, sampling: {temperature: 0.5}, pass_above: 0.5, difficulty: level}\n"
+    )
+    return recipe
+
+
+def test_the_recipe_says_how_often_and_how_rows_are_answered_and_by_what_they_are_shown(cli, tmp_path, levels):
+    done = cli("eval", str(levels), "--json", "out.json")
+    assert done.returncode == 0, done.stderr
+    found = document(tmp_path)
+    assert (found["report"]["samples"], found["report"]["pass_above"]) == (2, 0.5)
+    assert found["sampling"]["temperature"] == 0.5
+    values = {name: group["metrics"]["reward"]["value"] for name, group in found["report"]["by"]["difficulty"].items()}
+    assert values == {"0": 0.0, "1": 1.0}
+    assert found["report"]["wrong"] == {"odd": 8}
+    assert (found["weights"], found["answers"][0]["version"]) == ([0, 0], 0)
+    assert [answer["read"] for answer in found["answers"][:4]] == ["0", "0", "1", "1"]
+    assert "difficulty" in done.stdout
+    assert "wrong/odd" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("rules", "code", "said"),
+    [
+        ("pass@1 >= 50%; odd <= 0.5; unsafe <= 0", 0, "gate        holds"),
+        ("pass@1 > 50%; odd <= 0.5", 1, "gate        fails: 1 of 2 rules does not hold"),
+        ("reward better", 1, "gate        fails"),
+        ("default", 1, "reward better"),
+        ("reward/evn >= 1", 2, "reward/even"),
+        ("reward bettr", 2, "is no rule"),
+        ("pass@4 >= 1", 2, "--k 4"),
+        ("gone.yaml", 2, "gone.yaml: No such file"),
+    ],
+)
+def test_a_gate_is_the_exit_code(cli, tmp_path, levels, rules, code, said):
+    compared = ("--against", str(levels)) if "better" in rules or rules == "default" else ()
+    done = cli("eval", str(levels), *compared, "--gate", rules, "--json", "out.json")
+    assert done.returncode == code, done.stderr
+    assert said in " ".join((done.stderr if code == 2 else done.stdout).splitlines())
+    if code < 2:
+        assert document(tmp_path)["gate"]["holds"] == (code == 0)
+    assert (tmp_path / "out.json").exists() == (code < 2 or "evn" in rules), "what took minutes is kept"
+
+
+def test_a_gate_without_another_side_to_compare_with_is_refused_before_anything_is_sampled(cli, levels):
+    done = cli("eval", str(levels), "--gate", "default")
+    assert done.returncode == 2
+    assert "--against TARGET" in done.stderr
+    assert not done.stdout
+
+
+def test_held_out_rows_may_come_from_another_file(cli, tmp_path, model):
+    for name in ("train", "aime"):
+        (tmp_path / f"{name}.jsonl").write_text("".join(f'{{"prompt": "{n}", "answer": "{n}"}}\n' for n in range(4)))
+    (tmp_path / "recipe.yaml").write_text(
+        f"model: {{path: {model}}}\ntask: {{type: single-turn, data: {{train: train.jsonl}}}}\n"
+        "eval: {data: aime.jsonl, prompts: 2}\n"
+    )
+    done = cli("eval", "recipe.yaml", "--n", "1", "--json", "out.json")
+    assert done.returncode == 0, done.stderr
+    assert [answer["row_id"] for answer in document(tmp_path)["answers"]] == ["aime.jsonl:1", "aime.jsonl:2"]
+
+
 TASK = """
 from asyncrl.tasks.base import Row
 

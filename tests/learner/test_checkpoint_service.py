@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +20,7 @@ from asyncrl.buffers.memory import MemoryBuffer
 from asyncrl.config.recipe import Buffer, Checkpoint, Collector, Eval, Learner, Objective, Recipe, Run
 from asyncrl.learners import writing
 from asyncrl.learners.checkpoint import CheckpointError, load, survey
+from asyncrl.learners.evaluation import result_of
 from asyncrl.learners.limits import limits_of
 from asyncrl.learners.service import learn
 from asyncrl.staleness import Weights
@@ -222,6 +224,19 @@ async def test_versions_are_evaluated_beside_training_and_the_best_of_them_are_k
     assert kept <= {3, 6, 8, *success}
     assert len(kept) <= 4
     assert Weights(1, 8) in {load(folder).weights for folder in (tmp_path / "checkpoints").iterdir()}
+
+
+def test_the_best_checkpoints_are_the_best_by_the_metric_that_the_recipe_names(tmp_path: Path) -> None:
+    """Also with evaluations of before there were others, which have a success alone."""
+    metrics = {"pass@4": {"value": 0.75}, "majority@4": {"value": None}}
+    written = {"success": 0.5, "report": {"metrics": metrics}}
+    (tmp_path / "eval-1-2.json").write_text(json.dumps(written))
+    (tmp_path / "eval-1-4.json").write_text(json.dumps({"success": 0.25}))
+    found = {
+        metric: [result_of(tmp_path, Weights(1, version), metric=metric) for version in (2, 4, 6)]
+        for metric in ("reward", "pass@4", "majority@4")
+    }
+    assert found == {"reward": [0.5, 0.25, None], "pass@4": [0.75, None, None], "majority@4": [None, None, None]}
 
 
 @pytest.mark.parametrize("at_end", [True, False])

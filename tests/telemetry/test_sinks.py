@@ -51,6 +51,8 @@ def test_evaluations_have_an_axis_of_their_own_and_other_events_are_no_points():
     found = point(EVALUATION)
     assert (found.axis, found.at) == ("eval/version", 0)
     assert found.values == {"eval/version": 0, "eval/success": 0.25, "eval/n": 128, "eval/unscored": 0}
+    measured = point({**EVALUATION, "metrics": {"pass@1": 0.5, "wrong/malformed": 0.25}})
+    assert (measured.values["eval/pass@1"], measured.values["eval/wrong/malformed"]) == (0.5, 0.25)
     assert point({"event": "start", "lineage": 1}) is None
 
 
