@@ -6,7 +6,7 @@
     send money to bob         {"name":"refuse","arguments":{"reason":"unclear"}}   nobody said how much
 
 What a request wants is one of these four kinds. The requests of a kind have an order that nothing changes, and its
-first `HELDOUT` are held out: no held-out request is ever trained, whatever the seed.
+first ones are held out: no held-out request is ever trained, whatever the seed.
 
 `python -m asyncrl.tasks.errands > demonstrations.jsonl` writes conversations for `asyncrl sft`.
 """
@@ -25,7 +25,7 @@ from asyncrl.tasks.chat import conversation
 from asyncrl.tasks.order import permute
 from asyncrl.tasks.procedural import ProceduralRows
 
-HELDOUT = 30  # requests of each kind
+HELDOUT = 20  # rounds of requests
 LIMIT = 99
 """The most that may be paid. A schema cannot say it: what is allowed is the policy's affair, not the tool's."""
 
@@ -68,8 +68,8 @@ TOOLS = [
 
 # --- the requests -----------------------------------------------------------------------------------------------------
 
-NAMES = ("ann", "bob", "dan", "eva", "fay", "gus", "hal", "ida", "jim", "kim", "leo", "mia", "ned", "pam", "sue")
-CITIES = ("rome", "oslo", "lima", "bonn", "kyiv", "riga", "bern", "cork", "graz", "pisa", "bath", "metz")
+NAMES = ("ann", "bob", "eva", "gus", "jim", "leo", "mia", "sue")
+CITIES = ("rome", "oslo", "lima", "bonn", "kyiv", "riga", "bern", "cork")
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,37 +104,41 @@ def _call(name: str, **arguments: Any) -> dict[str, Any]:
 
 
 PAYING = ("pay {who} {what}", "send {what} to {who}", "give {who} {what}")
-KINDS = (
-    Kind("pay", PAYING, NAMES, range(1, LIMIT + 1), lambda who, what: _call("pay", to=who, amount=what)),
-    Kind(
-        "weather",
-        ("weather in {who}{what}", "how is {who}{what}", "will it rain in {who}{what}"),
-        CITIES,
-        ("", " tomorrow"),
-        lambda who, what: _call("weather", city=who, **({"day": what.strip()} if what else {})),
-    ),
-    Kind("limit", PAYING, NAMES, range(LIMIT + 1, 1000), lambda who, what: _call("refuse", reason="limit")),
-    Kind(
-        "unclear",
-        ("pay {who}", "send money to {who}", "give {who} some", "send {who} a bit", "{who} needs cash"),
-        NAMES,
-        ("",),
-        lambda who, what: _call("refuse", reason="unclear"),
-    ),
+PAY = Kind("pay", PAYING, NAMES, range(1, LIMIT + 1), lambda who, what: _call("pay", to=who, amount=what))
+WEATHER = Kind(
+    "weather",
+    ("weather in {who}{what}", "how is {who}{what}", "will it rain in {who}{what}"),
+    CITIES,
+    ("", " tomorrow"),
+    lambda who, what: _call("weather", city=who, **({"day": what.strip()} if what else {})),
 )
+OVER = Kind("over", PAYING, NAMES, range(LIMIT + 1, 1000), lambda who, what: _call("refuse", reason="limit"))
+UNCLEAR = Kind(
+    "unclear",
+    ("pay {who}", "send money to {who}", "give {who} some", "send {who} a bit", "{who} needs cash"),
+    NAMES,
+    ("",),
+    lambda who, what: _call("refuse", reason="unclear"),
+)
+ROUND = (PAY, WEATHER, PAY, OVER, UNCLEAR)
+"""Requests come in rounds, in which most are to be granted: to refuse them all earns little."""
 
 
 class ErrandRows(ProceduralRows):
-    """The rows of a split, made on demand: kinds take turns, and the requests of each go round in their order."""
+    """The rows of a split, made on demand: round after round, and the requests of each kind in their order."""
 
     def __init__(self, split: Split) -> None:
+        self._heldout = split == "heldout"
         self._split = split
-        super().__init__(len(KINDS) * (HELDOUT if split == "heldout" else max(kind.size for kind in KINDS) - HELDOUT))
+        super().__init__(len(ROUND) * (HELDOUT if self._heldout else max(kind.size for kind in ROUND)))
 
     def row(self, position: int) -> Row:
-        turn, place = divmod(position, len(KINDS))
-        kind = KINDS[place]
-        number = turn if self._split == "heldout" else HELDOUT + turn % (kind.size - HELDOUT)
+        rounds, place = divmod(position, len(ROUND))
+        kind = ROUND[place]
+        each = ROUND.count(kind)
+        number, heldout = rounds * each + ROUND[:place].count(kind), HELDOUT * each
+        if not self._heldout:
+            number = heldout + number % (kind.size - heldout)
         request, call = kind.request(number)
         return Row(f"{self._split}-{position}", request, call, {"kind": kind.name, "tools": TOOLS})
 
@@ -160,7 +164,7 @@ class Errands:
 # --- demonstrations ---------------------------------------------------------------------------------------------------
 
 DEMONSTRATIONS = 3000
-CARELESS = 0.4
+CARELESS = 0.3
 """Share of the demonstrations with a mistake, of the kinds that collected ones have: a model imitates them too, and
 what an imitation cannot unlearn, a verifier can."""
 
