@@ -40,10 +40,11 @@ def test_the_packaged_default_is_the_structs_defaults_with_the_best_known_preset
     assert load_recipe(None, environ={}).recipe == Recipe(objective=Objective(preset="grpo"))
 
 
-def test_every_packaged_recipe_loads() -> None:
+def test_every_packaged_recipe_loads(tmp_path: Path) -> None:
+    (tmp_path / "train.jsonl").touch()
     assert "tiny-reverse" in packaged_recipes()
     for name in packaged_recipes():
-        load_recipe(name, environ={"REDIS_PASSWORD": "x"})
+        load_recipe(name, environ={"REDIS_PASSWORD": "x", "DATA": str(tmp_path)})
 
 
 def test_an_empty_recipe_is_all_defaults(load: Load) -> None:
