@@ -137,7 +137,10 @@ def _too_hard(report: Mapping[str, Any]) -> Iterator[Reason]:
         return
     scored = report["answers"] - report["unscored"]
     if not report["passed"]:
-        text = f"none of {scored} scored answers passes; the pass rate may still be up to {min(1.0, 3 / scored):.0%}"
+        text = f"none of {scored} scored answers passes, so their share is likely below {min(1.0, 3 / scored):.0%}"
+        if report["wrong"]:
+            name, count = next(iter(report["wrong"].items()))
+            text += f"; most often they are {name} ({count})"
         yield Reason("pass", text, rate, 0.0, True, see)
     elif gradient < LEAST_GRADIENT and rate < 0.5:
         yield Reason("gradient", _teaching(report), gradient, LEAST_GRADIENT, True, see)

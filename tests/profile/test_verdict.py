@@ -24,6 +24,7 @@ def numbers(passed=20, answers=64, gradient=0.7, **changes):
         "failures": {},
         "details": {},
         "passed": passed,
+        "wrong": {},
         "group_size": 8,
         "pass": {"value": rate, "low": max(0.0, rate - 0.1), "high": min(1.0, rate + 0.1)},
         "gradient": gradient,
@@ -99,6 +100,13 @@ def test_what_is_odd_is_a_warning_and_no_verdict(changes, warned):
     found = verdict(numbers(**changes))
     assert found["verdict"] == TRAIN
     assert [reason["name"] for reason in found["reasons"] if not reason["decides"]] == warned
+
+
+def test_where_nothing_passes_it_says_what_is_wrong_most_often():
+    (reason,) = verdict(numbers(0, gradient=0.0, wrong={"malformed": 60, "wrong_tool": 4}))["reasons"]
+    assert reason["text"] == (
+        "none of 64 scored answers passes, so their share is likely below 5%; most often they are malformed (60)"
+    )
 
 
 def test_warnings_are_said_whatever_the_verdict():
