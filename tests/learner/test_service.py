@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import math
 from collections.abc import Callable
@@ -22,7 +23,7 @@ from asyncrl.learners.checkpoint import CheckpointError, find_resumable
 from asyncrl.learners.limits import limits_of
 from asyncrl.learners.optimize import TooManySkipped
 from asyncrl.learners.service import learn
-from asyncrl.learners.stepping import LearnerError
+from asyncrl.learners.stepping import LearnerError, RunEnded
 from asyncrl.staleness import Weights
 from asyncrl.telemetry import names
 from asyncrl.telemetry.metrics import read_metrics, surviving_steps
@@ -240,6 +241,34 @@ async def test_no_collector_at_all_ends_the_run_with_the_name_of_what_is_missing
     async with asyncio.timeout(LIMIT_S):
         with pytest.raises(LearnerError, match=r"no step for .* step 1 waits: .*collector.*\nwho +waits for"):
             await learn(recipe, buffer, run_dir=tmp_path, model_path=model_path, resume=None, stop=asyncio.Event())
+
+
+@pytest.mark.asyncio
+async def test_a_collector_that_ends_the_run_ends_its_learner_with_a_checkpoint_and_its_words(
+    tmp_path: Path, model_path: Path, collector: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("asyncrl.learners.stepping.ROUND_S", 0.1)
+    recipe = recipe_of(500)
+    buffer = buffer_of(recipe)
+    scores = itertools.count()
+    ending: list[asyncio.Future[None]] = []
+
+    def reward(_: list[int]) -> float:
+        n = next(scores)
+        if n == 40:
+            ending.append(asyncio.ensure_future(buffer.finish(error="collector c: the verifiers fail")))
+        return float(n % 2)
+
+    collecting = asyncio.create_task(collector(buffer, reward=reward).run())
+    async with asyncio.timeout(LIMIT_S):
+        with pytest.raises(RunEnded, match=r"^collector c: the verifiers fail$"):
+            await learn(recipe, buffer, run_dir=tmp_path, model_path=model_path, resume=None, stop=asyncio.Event())
+        await collecting
+    stats = await buffer.stats()
+    assert stats.error == "collector c: the verifiers fail"
+    (newest, *_) = sorted((tmp_path / "checkpoints").iterdir(), reverse=True)
+    assert newest.name == f"version-{stats.version:06d}", "what was trained is saved"
+    assert stats.version > 0
 
 
 @pytest.mark.asyncio
