@@ -67,7 +67,7 @@ def check() -> None:
     except OSError as error:
         raise Unprotected(
             f"a model's code is only run shut in, and this kernel gives no Landlock ({error.strerror}). Take Linux "
-            "5.13 or newer with landlock in /sys/kernel/security/lsm; in Docker, 20.10.10 or newer"
+            "5.13 or newer with landlock in /sys/kernel/security/lsm; in Docker, 23 or newer"
         ) from None
 
 
