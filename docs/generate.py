@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from ruamel.yaml.comments import CommentedMap
 
 from asyncrl.benchmarks.pipeline_model import Outcome, Pipeline, simulate
 from asyncrl.buffers.limits import OverAge
@@ -43,6 +44,8 @@ RUN_AGAIN = ("errors.md",)
 EXAMPLES = {
     "DataSource.train": "train.jsonl",
     "CustomTask.type": "my_task:MyTask",
+    "MixedTask.task": {"type": "reverse"},  # not its keys: each task has them in a block of its own
+    "Curriculum.pass_rates": "profile/profile.json",
     "GymDataset.name": "spell_backward",
     "Fallback.url": "/nfs/asyncrl/weights",
     "SglangEngine.url": "http://127.0.0.1:30000",
@@ -99,6 +102,8 @@ def _blocks(path: list[str], members: tuple[type[Section], ...]) -> list[tuple[l
     for member in members:
         found.append((path, member))
         for key, hint in _hints(member).items():
+            if f"{member.__name__}.{key}" in EXAMPLES:
+                continue
             inner = _sections(hint)
             alternatives = inner if _may_be_none(member, key) else inner[1:]
             found += [block for block in _blocks([*path, key], alternatives) if block not in found]
@@ -130,7 +135,7 @@ def _lines(member: type[Section], indent: str) -> list[Line]:
     for field in msgspec.structs.fields(member):
         hint, comment = hints[field.name], comments.get(field.name, "")
         inner = _sections(hint)
-        if inner and not _may_be_none(member, field.name):
+        if inner and not _may_be_none(member, field.name) and f"{member.__name__}.{field.name}" not in EXAMPLES:
             lines.append((f"{indent}{field.name}:", comment))
             if typing.get_origin(hint) is list:
                 first, *rest = _lines(inner[0], indent + "    ")
@@ -139,9 +144,13 @@ def _lines(member: type[Section], indent: str) -> list[Line]:
                 lines += _lines(inner[0], indent + "  ")
             continue
         value = _default(member, field, hint)
-        lines.append(
-            (f"{indent}{dump({field.name: value}).rstrip()}", ": ".join(filter(None, (_values(hint), comment))))
-        )
+        if isinstance(value, dict) and value:  # on one line, as its comment is
+            value = CommentedMap(value)
+            value.fa.set_flow_style()
+        yaml = dump(
+            CommentedMap({field.name: value}) if isinstance(value, CommentedMap) else {field.name: value}
+        ).rstrip()
+        lines.append((f"{indent}{yaml}", ": ".join(filter(None, (_values(hint), comment)))))
     return lines
 
 

@@ -25,7 +25,7 @@ DECIDING = (
     "objective",
     "run.deterministic",
     "run.seed",
-    "task.rewards",  # weights of the parts, as gdpo adds them up
+    *("task.rewards", "task.tasks"),  # weights of the parts, as gdpo adds them up
 )
 """Keys, and what is below them, that a step's arithmetic follows from ..."""
 

@@ -7,6 +7,7 @@ where there is nothing to average: NaN is not JSON.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -101,6 +102,14 @@ def reward_metrics(packed: Packed, violations: frozenset[str] = frozenset()) -> 
         "failures": dict(sorted(failures.items())),
         "wrong": dict(sorted(wrong.items())),
     }
+
+
+def task_metrics(packed: Packed, tasks: Iterable[str]) -> dict[str, Any]:
+    """Rewards and outcomes of each of several tasks, by name; None of one that no scored member of the step is of."""
+    begins = first_of_each(packed.answers) & ~np.isnan(packed.rewards)
+    named = np.array(packed.table.column("task").filter(begins).to_pylist())
+    values = {"reward/mean": packed.rewards[begins], "outcome/mean": outcomes_of(packed)[begins]}
+    return {f"{key}/{task}": mean(value[named == task]) for key, value in values.items() for task in tasks}
 
 
 def tokens_of_answers(packed: Packed) -> NDArray[np.int64]:

@@ -19,14 +19,14 @@ from asyncrl.buffers.archive import Archive
 from asyncrl.buffers.base import Buffer, Lease, Stats
 from asyncrl.buffers.blocked import IN_MESSAGE, blocked_table
 from asyncrl.buffers.store import StoreAway
-from asyncrl.config.recipe import Recipe, reward_parts
+from asyncrl.config.recipe import Recipe, mixed_tasks, reward_parts
 from asyncrl.config.rewards import declared, violations
 from asyncrl.learners import checkpoint as checkpoints
 from asyncrl.learners.batch import check_lineages, check_once
 from asyncrl.learners.commands import Gather, Train
 from asyncrl.learners.costs import empty_fills, step_costs, use_metrics, weights_costs
 from asyncrl.learners.damage import sound_groups
-from asyncrl.learners.diagnostics import step_metrics
+from asyncrl.learners.diagnostics import step_metrics, task_metrics
 from asyncrl.learners.evaluation import Evaluations, result_of
 from asyncrl.learners.gathering import merged
 from asyncrl.learners.ledger import move_settled
@@ -232,6 +232,7 @@ class Learner:
                 update=self.recipe.weights.update,
                 violations=violations(declared(reward_parts(self.recipe.task))),
             ),
+            **task_metrics(step.packed, mixed_tasks(self.recipe.task)),
             "ranks/idle_passes": seen.idle_passes,
             "ranks/imbalance": step.imbalance,
             "proximal/bytes": 0 if self.trainer.history is None else self.trainer.history.nbytes,

@@ -218,16 +218,20 @@ def _default_hint(key: str, root: type[Section]) -> str:
 
 @cache
 def every_key(root: type[Section] = Recipe) -> tuple[str, ...]:
-    """All dotted keys a recipe can have, sections and every union's members included."""
-    return tuple(dict.fromkeys(_keys(root, "")))
+    """All dotted keys a recipe can have, sections and every union's members included. What may stand in several places,
+    as the keys of a task in a mixture, is named at the first."""
+    return tuple(dict.fromkeys(_keys(root, "", {})))
 
 
-def _keys(struct: type[Section], prefix: str) -> list[str]:
+def _keys(struct: type[Section], prefix: str, places: dict[type[Section], str]) -> list[str]:
+    """places: where each struct stands that was met so far."""
     keys: list[str] = []
+    if places.setdefault(struct, prefix) != prefix:
+        return keys
     for name, hint in typing.get_type_hints(struct, include_extras=True).items():
         if name.startswith("__"):
             continue
         keys.append(prefix + name)
         for member in _section_types(_item_of_list(hint) or hint):
-            keys += _keys(member, f"{prefix}{name}.")
+            keys += _keys(member, f"{prefix}{name}.", places)
     return keys

@@ -168,9 +168,9 @@ def tasks_by_key(task: Task) -> dict[str, SingleTask]:
     return {"task": task}
 
 
-def mixed_tasks(task: MixtureTask) -> dict[str, SingleTask]:
-    """The tasks of a mixture by name."""
-    return {mixed_name(mixed): mixed.task for mixed in task.tasks}
+def mixed_tasks(task: Task) -> dict[str, SingleTask]:
+    """The tasks of a mixture by name; {} of any other."""
+    return {mixed_name(mixed): mixed.task for mixed in task.tasks} if isinstance(task, MixtureTask) else {}
 
 
 def reward_parts(task: Task) -> list[RewardPart]:

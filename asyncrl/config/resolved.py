@@ -125,11 +125,13 @@ def dump(document: Mapping[str, Any]) -> str:
 
 
 def _commented(value: Any) -> Any:
-    """The same values in the containers that carry comments; lists stay on one line."""
+    """The same values in the containers that carry comments; lists stay on one line, but for the tasks of a mixture,
+    which hold sections."""
     if isinstance(value, Mapping):
         return CommentedMap((key, _commented(item)) for key, item in value.items())
     if isinstance(value, list | tuple):
         sequence = CommentedSeq(_commented(item) for item in value)
-        sequence.fa.set_flow_style()
+        if not any(isinstance(item, Mapping) and isinstance(item.get("task"), Mapping) for item in value):
+            sequence.fa.set_flow_style()
         return sequence
     return value

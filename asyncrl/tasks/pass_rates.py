@@ -46,11 +46,19 @@ def _of_document(path: Path) -> dict[str, float]:
     above = document.get("report", {}).get("pass_above", PASS_ABOVE)
     found: dict[str, list[float]] = {}
     for n, answer in enumerate(answers):
-        if not isinstance(answer, dict) or not isinstance(answer.get("row_id"), str) or "reward" not in answer:
+        if not _is_answer(answer):
             raise DataError(f"{path}: answers[{n}] has no row_id and reward. {_WRITTEN_BY}")
         if answer["reward"] is not None:
             found.setdefault(answer["row_id"], []).append(answer["reward"])
     return {row_id: _rate(rewards, above) for row_id, rewards in found.items()}
+
+
+def _is_answer(value: Any) -> bool:
+    """Whether it has a row's id, and a reward or none."""
+    if not isinstance(value, dict) or not isinstance(value.get("row_id"), str):
+        return False
+    reward = value.get("reward", "")
+    return reward is None or (isinstance(reward, int | float) and not isinstance(reward, bool))
 
 
 _WRITTEN_BY = "Give what `asyncrl profile` or `asyncrl eval --json FILE` wrote, or the folder of a run"

@@ -62,6 +62,8 @@ STEP = (
             "reward/mean": "over the scored members of the batch",
             "reward/std": "the same, standard deviation",
             "reward_part/<name>": "mean of a named part",
+            "reward/mean/<name>": "of one task of a [mixture](mixing.md); `null` where the batch has none of it",
+            "outcome/mean/<name>": "the same of what success is measured by",
             "outcome/mean": "mean of what success is measured by: the reward without shaping, scale and clip",
             "violations": "share of scored members with a part of that role below 0",
             "unscored": "members without a score; they train nothing",

@@ -23,6 +23,49 @@ MISTAKES = {
         "endpoint.host is empty",
     ),
     "task: {type: agent, agent: a:b}": ("task.data is missing",),
+    # mixtures and curricula
+    "task: {type: mixture}": ("task.tasks is missing",),
+    "task: {type: mixture, tasks: []}": ("task.tasks has 0 of the tasks", "two or more"),
+    "task: {type: mixture, tasks: [{task: {type: reverse}}]}": ("task.tasks has 1 of the tasks", "two or more"),
+    "task: {type: mixture, tasks: [{task: {type: reverse}}, {task: {type: reverse}}]}": (
+        "task.tasks[1] and task.tasks[0] are both called reverse",
+        "a `name` of its own",
+    ),
+    "task: {type: mixture, tasks: [{task: {type: reverse}}, {name: a/b, task: {type: reverse}}]}": (
+        'task.tasks[1].name is "a/b"',
+        "Use letters",
+    ),
+    "task: {type: mixture, tasks: [{task: {type: reverse}, weight: 0}, {task: {type: uppercase}}]}": (
+        "task.tasks[0].weight is 0",
+        "more than 0",
+    ),
+    "task: {type: mixture, tasks: [{task: {type: mixture}}, {task: {type: uppercase}}]}": (
+        'task.tasks[0].task.type is "mixture"',
+        "must be one of reverse",
+    ),
+    "task: {type: mixture, tasks: [{task: {type: reverse}}, {task: {type: agent, agent: a:b, data: {train: a}}}]}": (
+        "task.tasks[1].task is of type agent",
+        "Train it by itself",
+    ),
+    "task: {type: mixture, tasks: [{task: {type: reverse}}, {task: {type: reverse, digits: [9, 3]}, name: b}]}": (
+        "task.tasks[1].task.digits is [9, 3]",
+        "the shorter length first",
+    ),
+    "task: {type: mixture, tasks: [{task: {type: reverse, rewards: [{type: length, target_tokens: 99}]}}, "
+    "{task: {type: uppercase}}]}": ("task.tasks[0].task.rewards[0].target_tokens is 99",),
+    "task: {type: mixture, tasks: [{task: {type: reverse, rewards: [{type: function, name: p, function: a:b}]}}, "
+    "{task: {type: uppercase, rewards: [{type: format, name: p, pattern: x}]}}]}": (
+        "task.tasks[1].task.rewards has p as constraint, and another task of the mixture as outcome",
+        "a `name` of its own",
+    ),
+    "task: {chat_template_args: {tools: []}}": ("task.chat_template_args has tools", "enable_thinking"),
+    "task: {curriculum: {max: 0.5}}": ("task.curriculum.pass_rates is missing",),
+    "task: {curriculum: {pass_rates: a.json, min: 0.5, max: 0.2}}": (
+        "task.curriculum.min is 0.5",
+        "smaller one as min",
+    ),
+    "task: {curriculum: {pass_rates: a.json}}": ("leaves every row where it is", "task.curriculum.max: 0.9"),
+    "task: {curriculum: {pass_rates: a.json, max: 1.5}}": ("task.curriculum.max is 1.5",),
     # unknown keys
     "learner: {learning_rat: 1}": ("learner.learning_rat", "learner.learning_rate?"),
     "objective: {learning_rate: 1}": ("objective.learning_rate", "learner.learning_rate?"),

@@ -1,0 +1,199 @@
+"""Several tasks in one run: rows, order, scores, each task as it would be alone."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from asyncrl.config.convert import convert
+from asyncrl.config.recipe import Collector, MixtureTask, Recipe, mixed_tasks
+from asyncrl.rewards.pool import VerifierError
+from asyncrl.rewards.scoring import Score
+from asyncrl.tasks.base import Answer, Row, TaskError
+from asyncrl.tasks.build import build_task
+from asyncrl.tasks.conversing import check_turns
+from asyncrl.tasks.mixture import Mixture
+from asyncrl.tasks.training import train_rows
+from asyncrl.tasks.verify import scoring_of
+
+UserModule = Callable[[str], Path]
+
+OWN = """
+class Own:
+    def __init__(self, rows=5): self.count = rows
+    def rows(self, split): return [Row(f"{split}/{n}", f"ask {n}", str(n)) for n in range(self.count)]
+    def messages(self, row): return [{"role": "user", "content": f"{row.id}: {row.prompt}"}]
+    def score(self, row, answer):
+        assert row.id.startswith(("train/", "heldout/")), row.id
+        return {"reward": float(answer.text == row.answer), "form": 1.0}
+    def part_weights(self): return {"reward": 2.0, "form": 0.25}
+"""
+
+
+def mixture(*tasks: dict[str, Any]) -> tuple[MixtureTask, Mixture]:
+    config = convert({"task": {"type": "mixture", "tasks": list(tasks)}}).task
+    task = build_task(config, seed=3)
+    assert isinstance(config, MixtureTask)
+    assert isinstance(task, Mixture)
+    return config, task
+
+
+BUILT_IN = mixture(
+    {"name": "a", "weight": 0.3, "task": {"type": "reverse"}},
+    {"name": "b", "weight": 0.9, "task": {"type": "uppercase"}},
+)
+
+
+def two(**more: Any) -> tuple[MixtureTask, Mixture]:
+    return mixture(
+        {"name": "short", "weight": 2, "task": {"type": "reverse", "digits": [1, 1]}},
+        {"name": "own", "task": {"type": "my_task:Own", **more}},
+    )
+
+
+def test_a_rows_id_and_task_are_those_of_its_own_task(user_module: UserModule) -> None:
+    user_module(OWN)
+    _, task = two()
+    rows = task.rows("heldout")
+    assert [rows[n].id for n in range(4)] == ["short/heldout-0", "own/heldout/0", "own/heldout/1", "own/heldout/2"]
+    assert len(rows) == 1 + 5, "one string of one digit is held out"
+    assert task.messages(rows[1]) == [{"role": "user", "content": "heldout/0: ask 0"}], "it sees its own id"
+    assert task.part_weights() == {"short/exact": 1.0, "own/reward": 2.0, "own/form": 0.25}
+
+
+def test_each_task_shows_every_row_once_in_each_of_its_own_epochs(user_module: UserModule) -> None:
+    user_module(OWN)
+    config, task = two()
+    row_of = train_rows(task, config, seed=3)
+    drawn = [row_of(ordinal).id for ordinal in range(3 * 45)]
+    by_task = {name: [i for i in drawn if i.startswith(f"{name}/")] for name in ("short", "own")}
+    assert (len(by_task["short"]), len(by_task["own"])) == (90, 45), "as 2 to 1"
+    for name, epoch in (("short", 9), ("own", 5)):
+        for start in range(0, len(by_task[name]), epoch):
+            assert set(Counter(by_task[name][start : start + epoch]).values()) == {1}
+        first, second = by_task[name][:epoch], by_task[name][epoch : 2 * epoch]
+        assert first != second, "each epoch has an order of its own"
+
+
+@settings(max_examples=20)
+@given(ordinals=st.lists(st.integers(0, 2**40), max_size=20), seed=st.integers(0, 9))
+def test_the_row_of_an_ordinal_depends_on_nothing_that_was_asked_before(ordinals: list[int], seed: int) -> None:
+    one, other = (train_rows(task, config, seed=seed) for config, task in (BUILT_IN, BUILT_IN))
+    found = {ordinal: one(ordinal).id for ordinal in ordinals}
+    assert {ordinal: other(ordinal).id for ordinal in sorted(ordinals, reverse=True)} == found
+
+
+def test_a_task_of_a_mixture_has_the_order_that_it_has_alone() -> None:
+    config, task = mixture({"name": "a", "task": {"type": "uppercase"}}, {"name": "b", "task": {"type": "reverse"}})
+    alone = train_rows(task.tasks["a"], mixed_tasks(config)["a"], seed=3)
+    row_of = train_rows(task, config, seed=3)
+    drawn = [row_of(n).id for n in range(60)]
+    assert [i.removeprefix("a/") for i in drawn if i.startswith("a/")] == [alone(n).id for n in range(30)]
+
+
+async def scored(config: MixtureTask, *calls: tuple[Row, Answer]) -> list[Score]:
+    scoring = scoring_of(config, Collector(score_workers=2, score_timeout_s=30), seed=7, max_tokens=20)
+    await asyncio.wait_for(scoring.start(), 60)
+    try:
+        return await asyncio.wait_for(asyncio.gather(*(scoring.score(row, answer) for row, answer in calls)), 60)
+    finally:
+        await scoring.close()
+
+
+@pytest.mark.asyncio
+async def test_each_answer_is_scored_by_the_parts_weights_and_rule_of_its_own_task(user_module: UserModule) -> None:
+    """Other parts than the first answer's make an answer unscored, but not where its task is another."""
+    user_module(OWN)
+    config, task = two(reward_scale=2.0, rewards=[{"type": "length", "target_tokens": 4, "weight": 0.5}])
+    short, own = task.rows("heldout")[0], task.rows("heldout")[1]
+    right = Answer(str(short.answer), (1, 2), "stop")
+    one, other, again = await scored(config, (short, right), (own, Answer("0", (1, 2), "stop")), (short, right))
+    assert one == again == Score({"exact": 1.0}, 1.0, "")
+    assert other.parts == {"reward": 1.0, "form": 1.0, "length": -0.1}
+    assert (other.reward, other.outcome) == (pytest.approx(2.0 * (2.0 + 0.25 - 0.05)), 2.25)
+
+
+@pytest.mark.asyncio
+async def test_a_part_with_a_limit_of_its_own_is_asked_of_its_own_tasks_answers_only(user_module: UserModule) -> None:
+    user_module(OWN)
+    config, task = two(rewards=[{"type": "format", "pattern": r"(\d+)+x", "timeout_s": 1.0}])
+    stuck = Answer("1" * 64, (1,), "stop")
+    one, other = await scored(config, (task.rows("heldout")[0], stuck), (task.rows("heldout")[1], stuck))
+    assert (one.parts, one.failure) == ({"exact": 0.0}, "")
+    assert other.failure == "verifier_timeout"
+
+
+@pytest.mark.asyncio
+async def test_a_task_that_a_verifier_cannot_build_ends_the_start_of_all(
+    user_module: UserModule, tmp_path: Path
+) -> None:
+    user_module(OWN)
+    config, task = two()
+    (tmp_path / "my_task.py").write_text("import no_such_library")
+    with pytest.raises(VerifierError, match="no_such_library"):
+        await scored(config, (task.rows("heldout")[0], Answer("", (), "stop")))
+
+
+def test_tasks_that_play_several_turns_are_refused_in_a_mixture(user_module: UserModule) -> None:
+    user_module(
+        "class Plays:\n    def rows(self, split): return [Row('1', 'p')]\n    def environment(self): return 1\n"
+    )
+    _, task = mixture({"task": {"type": "reverse"}}, {"name": "play", "task": {"type": "my_task:Plays"}})
+    with pytest.raises(TaskError, match=r"task play has tools or an environment.*train it by itself"):
+        check_turns(task, max_turns=8)
+
+
+def test_a_bad_row_of_one_task_is_named(user_module: UserModule) -> None:
+    user_module("class Empty:\n    def rows(self, split): return []\n    def score(self, row, answer): return 1.0\n")
+    with pytest.raises(TaskError, match=r"my_task:Empty: rows\('train'\) is empty"):
+        mixture({"task": {"type": "reverse"}}, {"task": {"type": "my_task:Empty"}})
+
+
+def test_gdpo_weighs_each_answers_parts_as_its_own_task_does() -> None:
+    """The part `form` weighs 1 in one task and 3 in the other. Control: under one weight for both, the parts of some
+    answers would not add up to their reward, which is refused."""
+    from asyncrl.learners.advantages import _gdpo
+
+    def part(weight: float) -> list[dict[str, Any]]:
+        return [{"type": "format", "name": "form", "pattern": "a", "weight": weight}]
+
+    recipe: Recipe = convert(
+        {
+            "task": {
+                "type": "mixture",
+                "tasks": [
+                    {"name": "a", "task": {"type": "reverse", "rewards": part(1.0)}},
+                    {"name": "b", "task": {"type": "uppercase", "rewards": part(3.0), "reward_scale": 2.0}},
+                ],
+            }
+        }
+    )
+    a, b = mixed_tasks(recipe.task).values()
+    told = [[("exact", 1.0), ("form", 0.0)], [("exact", 0.0), ("form", 1.0)]] * 2
+    rewards, groups = np.array([1.0, 1.0, 2.0, 6.0]), np.array([0, 0, 1, 1])
+    found = _gdpo(rewards, groups, told, [a, a, b, b])
+    unit = 1 / np.sqrt(2)  # (1 - 0.5) / spread over n - 1, but for the 1e-4
+    assert found.values == pytest.approx([0.0, 0.0, unit - 3 * unit, 3 * unit - unit], abs=1e-3)
+    with pytest.raises(ValueError, match="do not add up"):
+        _gdpo(rewards, groups, told, [a, a, a, a])
+    alone = _gdpo(
+        np.array([1.0, 0.0, 2.0, np.nan]), groups, [[("exact", 1.0)], [("exact", 0.0)], told[2], []], [a, a, b, b]
+    )
+    assert alone.values[:2] == pytest.approx([unit, -unit], abs=1e-3), "a part that the other task has is none of its"
+
+
+def test_a_mixture_is_kept_and_read_back_as_it_is() -> None:
+    from asyncrl.config.recipe import to_builtins
+
+    config, _ = mixture({"task": {"type": "reverse"}}, {"weight": 0.5, "task": {"type": "uppercase"}})
+    assert convert({"task": json.loads(json.dumps(to_builtins(config)))}).task == config
+    assert list(mixed_tasks(config)) == ["reverse", "uppercase"]
