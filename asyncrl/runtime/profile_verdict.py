@@ -137,6 +137,7 @@ def _too_hard(report: Mapping[str, Any]) -> Iterator[Reason]:
         return
     scored = report["answers"] - report["unscored"]
     if not report["passed"]:
+        # The rule of three: with a higher rate, none of so many would have been less likely than 5 %.
         text = f"none of {scored} scored answers passes, so their share is likely below {min(1.0, 3 / scored):.0%}"
         if report["wrong"]:
             name, count = next(iter(report["wrong"].items()))
