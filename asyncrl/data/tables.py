@@ -24,8 +24,9 @@ from asyncrl.data.kept import kept
 
 log = logging.getLogger(__name__)
 
-BATCH = 1024
-"""Rows that are unpacked and written together."""
+BATCH = 16384
+"""Rows that are unpacked and written together: megabytes, and a file of ten million has few enough of them that they
+can all be known."""
 
 PLAIN = (
     *(pa.types.is_null, pa.types.is_boolean, pa.types.is_integer, pa.types.is_floating),
