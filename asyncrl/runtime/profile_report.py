@@ -5,7 +5,8 @@ A report is JSON, without NaN; a number that nothing was known of is None:
     {"prompts", "answers", "group_size", "pass_above",
      "pass":        {"value", "low", "high", "prompts"}: mean of the prompts' pass rates, 95 % interval
      "pass_rate":   11 counts of prompts by pass rate, rounded down to tenths, as the metric of that name
-     "reward":      {"mean", "std"}, over scored answers; the outcome, without shaping
+     "reward":      {"mean", "std", "best"}, over scored answers; the outcome, without shaping. best: share that has the
+                    highest one seen
      "zero_variance": share of prompts whose scored answers all have the same reward
      "gradient":    expected share of groups of `group_size` with two different rewards: those that teach something
      "parts":       {name: {"mean", "std", "weight", "role", "share"}}; share: of the variance of the weighted sum;
@@ -75,7 +76,7 @@ def report(answers: Answers, setting: Setting, *, seconds: float) -> dict[str, A
         "pass_above": setting.pass_above,
         "pass": asdict(mean_with_interval(passes, seed=setting.seed)),
         "pass_rate": _tenths(passes),
-        "reward": {"mean": _mean(rewards), "std": _over(np.std, rewards)},
+        "reward": {"mean": _mean(rewards), "std": _over(np.std, rewards), "best": _over(_best, rewards)},
         "zero_variance": _mean([float(min(group) == max(group)) for group in groups]),
         "gradient": gradient,
         "parts": _parts_by_task(scored, setting),
@@ -180,6 +181,10 @@ def _speed(played: Answers, setting: Setting, *, seconds: float, gradient: float
         "steps_per_hour": steps,
         "assumed": f"{assumed}, sampled by one collector at this speed, and the learner is never waited for",
     }
+
+
+def _best(values: NDArray[np.float64]) -> float:
+    return float(np.mean(values == values.max()))
 
 
 def _counts(names: Any) -> dict[str, int]:

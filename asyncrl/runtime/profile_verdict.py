@@ -48,7 +48,8 @@ LEAST_GRADIENT = 0.1
 """Expected share of groups with different rewards. Below it, nine of ten sampled answers are for nothing."""
 
 MOST_PASSES = 0.95
-"""Pass rate from which on less is left to gain than an evaluation on some hundred rows can show."""
+"""Pass rate from which on less is left to gain than an evaluation on some hundred rows can show; where there is partial
+credit, also of the highest reward."""
 
 GOOD_PASSES = (0.05, 0.8)
 """Pass rates to start from: at the lower one a third of the groups of 8 have an answer that passes, and above the upper
@@ -150,16 +151,17 @@ def _too_hard(report: Mapping[str, Any]) -> Iterator[Reason]:
 
 
 def _too_easy(report: Mapping[str, Any]) -> Iterator[Reason]:
-    rate, gradient = report["pass"]["value"], report["gradient"]
+    rate, gradient, best = report["pass"]["value"], report["gradient"], report["reward"]["best"]
     see = f"{PAGE}#it-succeeds-already"
     if rate is None:
         return
-    if rate >= MOST_PASSES:
+    if rate >= MOST_PASSES and best >= MOST_PASSES:
         yield Reason("pass", f"{rate:.1%} of the answers pass", rate, MOST_PASSES, True, see)
     elif gradient < LEAST_GRADIENT and rate >= 0.5:
         yield Reason("gradient", _teaching(report), gradient, LEAST_GRADIENT, True, see)
     elif rate > GOOD_PASSES[1]:
-        yield Reason("pass", f"{rate:.0%} of the answers pass already", rate, GOOD_PASSES[1], False, see)
+        text = f"{rate:.0%} of the answers pass already, {best:.0%} with the highest reward"
+        yield Reason("pass", text, rate, GOOD_PASSES[1], False, see)
 
 
 def _good(report: Mapping[str, Any]) -> Reason:

@@ -53,7 +53,8 @@ def test_an_unscored_answer_is_in_no_pass_rate(entry, setting):
 
 def test_an_answer_passes_above_the_bound_and_not_at_it(entry, setting):
     answers = [entry("a", 0.5), entry("a", 0.6)]
-    assert report(answers, setting(pass_above=0.5), seconds=1.0)["passed"] == 1
+    found = report(answers, setting(pass_above=0.5), seconds=1.0)
+    assert (found["passed"], found["reward"]["best"]) == (1, 0.5)
 
 
 def test_without_any_score_there_are_no_numbers_and_no_nan(entry, setting):

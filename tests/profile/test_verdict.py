@@ -28,6 +28,7 @@ def numbers(passed=20, answers=64, gradient=0.7, **changes):
         "group_size": 8,
         "pass": {"value": rate, "low": max(0.0, rate - 0.1), "high": min(1.0, rate + 0.1)},
         "gradient": gradient,
+        "reward": {"best": rate},
         "zero_variance": 0.3,
         "truncated": 0.0,
         "repetition": 0.0,
@@ -46,7 +47,13 @@ def agreed(judged=60, kappa=0.9, high=1.0, false=0, of=20):
 
 
 UNSCORED = {"unscored": 4, "failures": {"verifier_timeout": 4}, "details": {"verifier_timeout": "over 2 s"}}
-NOTHING = {"value": None, "low": None, "high": None}
+NOTHING = {
+    "unscored": 64,
+    "pass": {"value": None, "low": None, "high": None},
+    "gradient": None,
+    "reward": {"best": None},
+    "zero_variance": None,
+}
 
 
 CASES = [
@@ -54,8 +61,7 @@ CASES = [
         (numbers(), agreed(), TRAIN, ["gradient"]),
         (numbers(**UNSCORED), None, VERIFIER_FIRST, ["unscored"]),
         (numbers(**{**UNSCORED, "unscored": 3, "failures": {"verifier_timeout": 3}}), None, TRAIN, ["gradient"]),
-        (numbers(0, **{**UNSCORED, "unscored": 64, "pass": NOTHING, "gradient": None, "zero_variance": None}), None,
-         VERIFIER_FIRST, ["unscored"]),
+        (numbers(0, **{**UNSCORED, **NOTHING}), None, VERIFIER_FIRST, ["unscored"]),
         (numbers(), agreed(kappa=0.4), VERIFIER_FIRST, ["kappa"]),
         (numbers(), agreed(judged=10, kappa=0.4), TRAIN, ["gradient"]),
         (numbers(), agreed(judged=10, kappa=0.1, high=0.5), VERIFIER_FIRST, ["kappa"]),
@@ -68,6 +74,7 @@ CASES = [
         (numbers(64, gradient=0.0), None, TOO_EASY, ["pass"]),
         (numbers(61, gradient=0.5), None, TOO_EASY, ["pass"]),
         (numbers(58, gradient=0.05), None, TOO_EASY, ["gradient"]),
+    (numbers(64, gradient=0.9, reward={"best": 0.2}), None, TRAIN, ["gradient"]),
         (numbers(0, **UNSCORED, gradient=0.0), None, VERIFIER_FIRST, ["unscored"]),
 ]  # fmt: skip
 
