@@ -15,7 +15,7 @@ from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import xxhash
 
@@ -23,7 +23,7 @@ from asyncrl.data.conversations import Conversation, Split
 from asyncrl.data.errors import DataError, RowError
 from asyncrl.learners.sft import Example
 from asyncrl.tasks.base import Message, TaskError
-from asyncrl.tasks.chat import conversation, render
+from asyncrl.tasks.chat import NO_ARGUMENTS, conversation, render
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -55,11 +55,13 @@ def make_examples(
     tokenizer: PreTrainedTokenizerBase,
     *,
     system_prompt: str | None,
+    template_args: Mapping[str, Any],
     ends: Sequence[int],
     longest: Longest,
     heldout_rows: int,
 ) -> Examples:
     """Render all training rows and the first `heldout_rows` held-out ones. `ends`: ids that end an answer.
+    `template_args`: what the chat template gets besides messages.
 
     Raises TaskError: no chat template; DataError: a row that cannot be used, under the policy that refuses it, or no
     row is left.
@@ -69,7 +71,16 @@ def make_examples(
         examples = []
         for row in rows:
             try:
-                examples.append(make_example(row, tokenizer, system_prompt=system_prompt, ends=ends, longest=longest))
+                examples.append(
+                    make_example(
+                        row,
+                        tokenizer,
+                        system_prompt=system_prompt,
+                        ends=ends,
+                        longest=longest,
+                        template_args=template_args,
+                    )
+                )
             except RowError as error:
                 split.bad(error)
         if not examples:
@@ -95,6 +106,7 @@ def make_example(
     system_prompt: str | None,
     ends: Sequence[int],
     longest: Longest,
+    template_args: Mapping[str, Any] = NO_ARGUMENTS,
 ) -> Example:
     """One conversation; int32 ids and one byte a flag, which is what large data sets are kept in.
 
@@ -102,16 +114,16 @@ def make_example(
     """
     messages = conversation(cast("list[Message]", list(row.messages)), system_prompt)
     try:
-        whole = render(tokenizer, messages, answer_follows=False)
+        whole = render(tokenizer, messages, answer_follows=False, arguments=template_args)
         if len(whole) > longest.tokens:
             raise RowError("too-long", f"{row.where}: {len(whole)} tokens, but {longest.reason}")
         trained = bytearray(len(whole))
         for n, message in enumerate(messages):
             if message["role"] == "assistant":
-                asked = render(tokenizer, messages[:n])
-                answered = (
-                    whole if n + 1 == len(messages) else render(tokenizer, messages[: n + 1], answer_follows=False)
-                )
+                asked = render(tokenizer, messages[:n], arguments=template_args)
+                answered = whole
+                if n + 1 < len(messages):
+                    answered = render(tokenizer, messages[: n + 1], answer_follows=False, arguments=template_args)
                 _require_beginning(tokenizer, row, n, asked, answered)
                 _require_beginning(tokenizer, row, n + 1, answered, whole)
                 end = next((at for at in reversed(range(len(asked), len(answered))) if answered[at] in ends), None)

@@ -99,6 +99,7 @@ def _begin(
         split,
         tokenizer,
         system_prompt=recipe.data.system_prompt,
+        template_args=recipe.data.chat_template_args,
         ends=end_token_ids(tokenizer, model.generation_config),
         longest=_longest(recipe, model_path),
         heldout_rows=recipe.sft.heldout_rows,

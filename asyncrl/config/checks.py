@@ -154,7 +154,7 @@ def _check_tasks(recipe: Recipe) -> None:
         check_mixture(recipe.task)
     for key, task in tasks_by_key(recipe.task).items():
         _check_task(key, task, recipe)
-        check_template_args(key, task)
+        check_template_args(key, task.chat_template_args)
         if task.curriculum is not None:
             check_curriculum(f"{key}.curriculum", task.curriculum)
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from asyncrl.config.errors import RecipeError, quoted
 from asyncrl.config.packages import VerifiersTask
-from asyncrl.config.recipe import AgentTask, MixtureTask, SingleTask, mixed_name
+from asyncrl.config.recipe import AgentTask, MixtureTask, mixed_name
 from asyncrl.config.reward_checks import NAME
 from asyncrl.config.rewards import Role, declared
 
@@ -49,10 +52,10 @@ def check_mixture(task: MixtureTask) -> None:
                 )
 
 
-def check_template_args(key: str, task: SingleTask) -> None:
-    """Raise RecipeError for arguments that a chat template does not get from a recipe. `key`: of the task."""
-    if taken := [name for name in GIVEN_TO_TEMPLATES if name in task.chat_template_args]:
+def check_template_args(key: str, arguments: Mapping[str, Any]) -> None:
+    """Raise RecipeError for arguments that a chat template does not get from a recipe. `key`: of what has them."""
+    if taken := [name for name in GIVEN_TO_TEMPLATES if name in arguments]:
         raise RecipeError(
-            f"{key}.chat_template_args has {taken[0]}, which the collector gives itself. Name variables of the model's "
+            f"{key}.chat_template_args has {taken[0]}, which is given to it in any case. Name variables of the model's "
             "template, such as {enable_thinking: false}"
         )

@@ -4,12 +4,13 @@ shows them all. Structs hold values checked for type and range; rules that cross
 from __future__ import annotations
 
 import math
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta, field
 
 from asyncrl.config.checks import check_betas, check_data_file, check_model, check_model_folder, check_run_name
 from asyncrl.config.errors import RecipeError
+from asyncrl.config.mixture_checks import check_template_args
 from asyncrl.config.recipe import Model
 from asyncrl.config.section import NonNegative, Positive, Seconds, Section
 
@@ -30,6 +31,7 @@ class SftData(Section, frozen=True, kw_only=True):
     prompt: str = "prompt"  # column: a string, or a list of messages
     answer: str = "answer"  # column
     system_prompt: str | None = None  # goes before rows that have none
+    chat_template_args: dict[str, Any] = field(default_factory=dict)  # as task.chat_template_args of a run
     shuffle: bool = True  # by run.seed and epoch; false: file order
     bad_rows: Literal["error", "skip"] = (
         "error"  # of rows that cannot be used, the first ends the command; or they are left out
@@ -89,4 +91,5 @@ def check(recipe: SftRecipe) -> None:
     check_data_file("data.train", data.train)
     if data.heldout is not None:
         check_data_file("data.heldout", data.heldout)
+    check_template_args("data", data.chat_template_args)
     check_model_folder(recipe.model)

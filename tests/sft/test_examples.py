@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -15,7 +17,7 @@ from asyncrl.learners.sft import Example
 from asyncrl.learners.sft_examples import Longest, make_example
 from asyncrl.learners.tiny_tokenizer import END, build_tokenizer
 from asyncrl.tasks.base import TaskError
-from asyncrl.tasks.chat import end_token_ids, render
+from asyncrl.tasks.chat import NO_ARGUMENTS, end_token_ids, render
 from tests.sft.conftest import turns
 
 TALK = turns(("user", "hi"), ("assistant", "ho"), ("user", "and?"), ("assistant", "hum"))
@@ -46,6 +48,7 @@ def example(
     *,
     system_prompt: str | None = None,
     longest: int = 512,
+    template_args: Mapping[str, Any] = NO_ARGUMENTS,
 ) -> Example:
     return make_example(
         Conversation("rows.jsonl:7", messages),
@@ -53,6 +56,7 @@ def example(
         system_prompt=system_prompt,
         ends=end_token_ids(tokenizer),
         longest=Longest(longest, f"model.max_length is {longest}"),
+        template_args=template_args,
     )
 
 
@@ -67,6 +71,13 @@ def spans(made: Example) -> list[str]:
             stretches[-1].append(token)
         previous = flag
     return [TOKENIZER.decode(stretch) for stretch in stretches]
+
+
+def test_a_template_gets_its_arguments_in_every_part_of_a_conversation() -> None:
+    tokenizer = with_template("{{ '<|system|>' + mode + '<|end|>' if mode }}" + CHATML)
+    made = example(TALK, tokenizer, template_args={"mode": "brief"})
+    assert tokenizer.decode(list(made.token_ids)).startswith("<|system|>brief<|end|><|user|>")
+    assert spans(made) == spans(example(TALK, tokenizer)) == ["ho<|end|>", "hum<|end|>"]
 
 
 def test_every_answer_is_trained_with_its_end_and_nothing_else() -> None:
