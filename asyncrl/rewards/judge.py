@@ -16,6 +16,7 @@ import logging
 import os
 import sqlite3
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -70,6 +71,7 @@ class JudgePart:
         self._cache: ReplyCache | None = None
         self._cache_lock = asyncio.Lock()
         self._places = asyncio.Semaphore(part.at_once)  # freed by calls, each of which has its limit
+        self._silent = False  # to the last question nothing came back
         self._pace = Pace(part.requests_per_minute)
         self._budget = Budget(self._name, part.max_calls, part.max_total_tokens)
 
@@ -110,12 +112,9 @@ class JudgePart:
         """See Remote. Raises Unscored, BudgetSpent."""
         chat: Chat = [{"role": "user", "content": judge_question.question(self._part, row, answer)}]
         key = key_of({"url": self._part.url, **self._request(chat)})
-        kept = await self._kept(key)
-        if kept is not None:
-            try:
+        if (kept := await self._kept(key)) is not None:
+            with suppress(Unreadable):  # only another version of asyncrl could read it
                 return self._finding(kept)
-            except Unreadable:  # kept under another scale or form of reply
-                pass
         reply = await self._ask(chat)
         try:
             finding = self._read(reply)
@@ -155,20 +154,26 @@ class JudgePart:
 
         if self._client is None:
             raise VerifierError(f"the judge {self._name!r} was not started")
-        limit_s = self._part.longest_s
         async with self._places:
             await self._pace.turn()
             self._budget.call()
+            # To a server that is silent each question goes once: as many wait behind it as there are answers in work.
+            client = self._client.with_options(max_retries=0) if self._silent else self._client
+            limit_s = self._part.timeout_s if self._silent else self._part.longest_s
             try:
-                # A server that sends a byte now and then is never late by the client's own limit.
+                # One that sends a byte now and then is never late by the client's own limit.
                 async with asyncio.timeout(limit_s):
-                    completion: Any = await self._client.chat.completions.create(**self._request(chat))
+                    completion: Any = await client.chat.completions.create(**self._request(chat))
+                self._silent = False
             except TimeoutError:
+                self._silent = True
                 raise Unscored(UNAVAILABLE, f"no reply within {limit_s:g} s") from None
             except openai.APIStatusError as error:
+                self._silent = False
                 failure = REFUSED if error.status_code in REFUSALS else UNAVAILABLE
                 raise Unscored(failure, self._without_key(error.message)) from None
             except openai.APIConnectionError as error:
+                self._silent = True
                 cause = error.__cause__ or error
                 raise Unscored(UNAVAILABLE, self._without_key(f"{error.message} ({type(cause).__name__})")) from None
             except (openai.OpenAIError, ValueError) as error:  # a body that is no JSON
