@@ -36,7 +36,8 @@ def init(folder: Path) -> None:
     click.echo("\nNext:")
     if folder.resolve() != Path.cwd():
         click.echo(f"  cd {shlex.quote(str(folder))}")
-    click.echo("  python -m unittest         # the reward says what you mean, tried without a model")
-    click.echo("  asyncrl run recipe.yaml    # trains, in about a minute")
-    click.echo("  asyncrl eval               # a look at what it came to: held-out rows, answers to read")
+    click.echo("  python -m unittest             # the reward says what you mean, tried without a model")
+    click.echo("  asyncrl profile recipe.yaml    # whether to train: some answers of the model as it is, scored")
+    click.echo("  asyncrl run recipe.yaml        # trains, in about a minute")
+    click.echo("  asyncrl eval                   # a look at what it came to: held-out rows, answers to read")
     click.echo("Then change score() in task.py, the rows in data.jsonl, and the model in recipe.yaml.")

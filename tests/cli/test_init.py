@@ -32,7 +32,8 @@ def test_it_writes_four_files_and_says_what_to_do_next(cli, tmp_path):
     assert [line for line in said if line.startswith("wrote ")] == [f"wrote some where/mine/{name}" for name in FILES]
     following = said[said.index("Next:") :]
     assert following[1] == "  cd 'some where/mine'"
-    assert any(line.startswith("  asyncrl run recipe.yaml ") for line in following)
+    for command in ("asyncrl profile recipe.yaml", "asyncrl run recipe.yaml"):
+        assert any(line.startswith(f"  {command} ") for line in following)
 
 
 def test_in_the_folder_itself_there_is_nowhere_to_go(cli, tmp_path):
