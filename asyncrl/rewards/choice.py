@@ -23,7 +23,9 @@ ONE = r"[(\[*]*[A-Z]\b[)\]*]*"
 ALONE = re.compile(r"(?i:option|choice)?\W*(?P<letter>[A-Za-z])\W*")
 LETTER = re.compile(r"\b[A-Z]\b")
 LIST = re.compile(rf"(?:(?i:option|choice)s?\s+)?(?P<letters>{ONE}(?:\s*(?:,|/|&|\band\b|\bor\b)\s*{ONE})*)")
-MARKED = re.compile(r"\(([A-Z])\)|\*\*\(?([A-Z])\)?[.:)]?\*\*|^\s*([A-Z])[.:)](?=\s|$)|^\s*([A-Z])\s*$", re.MULTILINE)
+MARKED = re.compile(
+    r"\(([A-Z])\)|\*\*\(?([A-Z])\)?[.:)]?\*\*|^[ \t]*([A-Z])[.:)](?=\s|$)|^[ \t]*([A-Z])[ \t]*$", re.MULTILINE
+)
 
 
 class ChoiceAnswer:

@@ -11,12 +11,19 @@ from typing import Any
 
 try:
     import math_verify
+    from latex2sympy2_extended import NormalizationConfig
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError("the reward part `math` needs math-verify: pip install 'asyncrl[math]'") from error
 
 logging.getLogger("math_verify").setLevel(logging.ERROR)  # else it warns that its limits are off
 
-_LATEX = [math_verify.LatexExtractionConfig(boxed_match_priority=-1)]
+_LATEX = [
+    math_verify.LatexExtractionConfig(
+        boxed_match_priority=-1,
+        # Without `units`, by which 3a, 5m and even 3ab would be 3 and 5: `math_text` takes those away that are none else.
+        normalization_config=NormalizationConfig(basic_latex=True, malformed_operators=True, nits=True),
+    )
+]
 
 
 def parse(text: str) -> list[Any]:

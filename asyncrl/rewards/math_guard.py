@@ -20,7 +20,7 @@ LARGEST_CHOICE = 10_000  # either number of a binomial coefficient
 TOKEN = re.compile(r"\\[a-zA-Z]+|[0-9]+(?:\.[0-9]+)?|\S")
 FACTORIAL = re.compile(r"(?:(?P<of>[0-9]+)|(?P<group>[)}]))\s*!")
 CHOICE = re.compile(r"\\[dt]?binom\s*\{\s*([0-9]+)\s*\}\s*\{\s*([0-9]+)\s*\}")
-OPENING, CLOSING = "([{", ")]}"
+OPENING, CLOSING, SIGNS = "([{", ")]}", "+-"
 
 
 def too_complex(text: str) -> str:
@@ -45,7 +45,10 @@ def too_complex(text: str) -> str:
     for choice in CHOICE.finditer(text):
         if max(map(_value, choice.groups())) > LARGEST_CHOICE:
             return f"a binomial coefficient of more than {LARGEST_CHOICE:,}"
-    if _product(deque(TOKEN.findall(text))) > LARGEST_DIGITS:
+    tokens, digits = deque(TOKEN.findall(text)), 0.0
+    while tokens:  # more than once where a bracket is closed that was never opened
+        digits += _product(tokens)
+    if digits > LARGEST_DIGITS:
         return f"a power of more than {LARGEST_DIGITS:,} digits"
     return ""
 
@@ -65,6 +68,8 @@ def _product(tokens: deque[str]) -> float:
 def _power(tokens: deque[str]) -> float:
     """The same of the next number, symbol or bracket, raised to what it is raised to."""
     first = tokens.popleft()
+    while first in SIGNS and tokens:
+        first = tokens.popleft()
     digits = _product(tokens) if first in OPENING else math.log10(1 + _value(first))
     if tokens and tokens[0] == "^":
         tokens.popleft()

@@ -17,7 +17,6 @@ SIGNS = str.maketrans(
         **dict.fromkeys("‘’′", "'"),
         **dict.fromkeys("“”″", '"'),
         **{chr(0xFF01 + n): chr(0x21 + n) for n in range(94) if chr(0x21 + n) != "-"},  # full width: １ ＋ （
-        **{sign: f"^{{{n}}}" for n, sign in enumerate("⁰¹²³⁴⁵⁶⁷⁸⁹")},
         **{
             sign: rf"\frac{{{top}}}{{{bottom}}}"
             for sign, top, bottom in zip("½⅓⅔¼¾⅕⅛", "1121311", "2334458", strict=True)
@@ -30,7 +29,6 @@ SIGNS = str.maketrans(
         "∕": "/",
         "π": r"\pi ",
         "∞": r"\infty ",
-        "√": r"\sqrt ",
         "≤": r"\leq ",
         "≥": r"\geq ",
         "≠": r"\neq ",
@@ -47,6 +45,9 @@ SIGNS = str.maketrans(
     }
 )
 
+RAISED = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻]+")
+LOWERED = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
+
 NUMBER = r"-?\d+(?:\.\d+)?"
 PERCENT = (
     r"\s*(?:\\?%|\\text\s*\{\s*(?:percent|pct|per cent)\.?\s*\}"
@@ -57,7 +58,7 @@ SCALES = r"hundred|thousand|million|billion|trillion|dozen"  # 5 million is not 
 NOT_UNITS = rf"(?:{SCALES}|or|and|if|pi|sqrt|sin|cos|tan|log|ln|exp|mod)\b"
 BARE_UNIT = (
     rf"^({NUMBER}(?:,\d{{3}})*(?:\.\d+)?|.*\\frac\{{\d+\}}\{{\d+\}})\s+(?!{NOT_UNITS})"
-    r"[a-zA-Z]{2,}[a-zA-Z ./]*(?:\^\{?[23]\}?)?$"
+    r"(?:[a-zA-Z]{3,}|[mck]m|[mk]g|m[lLi]|ft|in|yd|lb|oz|hr)\b[a-zA-Z ./]*(?:\^\{?[23]\}?)?$"  # 3 ab is a product
 )
 
 REPLACED = [
@@ -74,6 +75,7 @@ REPLACED = [
         (r"\\frac\s*(\d)\s*(\d)", r"\\frac{\1}{\2}"),
         (r"\\frac\s*(\d)\s*\{", r"\\frac{\1}{"),
         (r"(\\frac\s*\{[^{}]*\})\s*(\d)", r"\1{\2}"),
+        (r"√\s*(\d+(?:\.\d+)?|\w|\([^()]*\))", r"\\sqrt{\1}"),
         (r"\\lbrace(?![a-zA-Z])", r"\\{"),
         (r"\\rbrace(?![a-zA-Z])", r"\\}"),
         (PERCENT, "%"),
@@ -102,6 +104,7 @@ def plain(text: str) -> str:
     >>> [plain(text) for text in ("$1,000$", "−2 2/3", "28 percent", r"5\,\text{cm}^2", "(1,000)")]
     ['1000', '-2\\frac{2}{3}', '28%', '5', '(1,000)']
     """
+    text = RAISED.sub(lambda found: f"^{{{found[0].translate(LOWERED)}}}", text)
     text = text.translate(SIGNS).strip().strip('"')
     for pattern, by in REPLACED:
         text = pattern.sub(by, text).strip()

@@ -99,6 +99,11 @@ def test_without_a_column_the_letters_are_a_to_d() -> None:
         LETTERS.check({"id": "7", "answer": "E", "info": {}})
 
 
+@pytest.mark.parametrize("unit", ["\n", " ", "answer ", "(", "**", "A", "A, ", r"\boxed{"])
+def test_long_answers_are_read_in_no_time(unit: str) -> None:
+    assert letters(unit * (200_000 // len(unit)), OPTIONS) <= set("ABCD")
+
+
 @given(st.text(alphabet="ABab ()*.:,\n\\{}", max_size=30), st.lists(st.text(max_size=5), min_size=2, max_size=5))
 def test_only_letters_that_there_are_are_named_and_nothing_raises(text: str, options: list[str]) -> None:
     for around in ("{}", r"\boxed{{{}}}", "Answer: {}"):
