@@ -19,8 +19,8 @@ class Agent(SingleTurn):
 
     name = "agent"
 
-    def __init__(self, config: AgentTask) -> None:
-        super().__init__(SingleTurnTask(data=config.data, rewards=config.rewards))
+    def __init__(self, config: AgentTask, *, key: str = "task") -> None:
+        super().__init__(SingleTurnTask(data=config.data, rewards=config.rewards), key=key)
 
 
 def check_agent(config: AgentTask) -> None:

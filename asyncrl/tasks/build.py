@@ -37,15 +37,18 @@ LOOKED_AT = 100
 """Rows of a split whose ids are compared: a procedural task may have 2**40."""
 
 
-def build_task(config: recipe.Task, *, seed: int) -> Task:
+def build_task(config: recipe.Task, *, seed: int, key: str = "task") -> Task:
     """The task, with the rows of both splits looked at, so that a bad task or data file fails before a run begins.
 
     `seed` goes to a user's class if its constructor has a parameter of that name; the built-in tasks' rows do not
-    depend on it. Raises TaskError or DataError, both with one to three lines for the person who wrote the recipe.
+    depend on it. `key`: of the recipe, that the task stands under. Raises TaskError or DataError, both with one to
+    three lines for the person who wrote the recipe.
     """
     if isinstance(config, recipe.MixtureTask):
-        return Mixture({name: build_task(one, seed=seed) for name, one in recipe.mixed_tasks(config).items()})
-    task = construct(config, seed=seed)
+        keys = recipe.tasks_by_key(config)
+        mixed = zip(recipe.mixed_tasks(config).items(), keys, strict=True)
+        return Mixture({name: build_task(one, seed=seed, key=own) for (name, one), own in mixed})
+    task = construct(config, seed=seed, key=key)
     if isinstance(task, CustomTask):
         schemas(task.tools, f"task.type {task.name}")
     for split in get_args(Split):
@@ -56,7 +59,7 @@ def build_task(config: recipe.Task, *, seed: int) -> Task:
     return task
 
 
-def construct(config: recipe.Task, *, seed: int) -> Task:
+def construct(config: recipe.Task, *, seed: int, key: str = "task") -> Task:
     """The task without a look at its rows: all that a verifier process needs. Raises TaskError."""
     if isinstance(config, recipe.MixtureTask):
         return Mixture({name: construct(one, seed=seed) for name, one in recipe.mixed_tasks(config).items()})
@@ -67,9 +70,9 @@ def construct(config: recipe.Task, *, seed: int) -> Task:
     if isinstance(config, recipe.ErrandsTask):
         return Errands()
     if isinstance(config, recipe.SingleTurnTask):
-        return SingleTurn(config)
+        return SingleTurn(config, key=key)
     if isinstance(config, recipe.AgentTask):
-        return Agent(config)
+        return Agent(config, key=key)
     if isinstance(config, ReasoningGymTask):
         return ReasoningGym(config)
     if isinstance(config, VerifiersTask):

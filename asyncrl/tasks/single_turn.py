@@ -20,8 +20,10 @@ class SingleTurn:
 
     name = "single-turn"
 
-    def __init__(self, config: SingleTurnTask) -> None:
+    def __init__(self, config: SingleTurnTask, *, key: str = "task") -> None:
+        """key: of the recipe, that the task stands under."""
         self._data = config.data
+        self._section = f"{key}.data"
         self._system_prompt = config.system_prompt
 
     def rows(self, split: Split) -> Sequence[Row]:
@@ -44,7 +46,7 @@ class SingleTurn:
         """The files, looked at. Raises DataError."""
         from asyncrl.data.dataset import Dataset  # a verifier process, which reads no rows, does without pyarrow
 
-        return Dataset(self._data)
+        return Dataset(self._data, section=self._section)
 
 
 class Rows(Sequence[Row]):
