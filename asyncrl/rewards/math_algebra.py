@@ -20,7 +20,7 @@ logging.getLogger("math_verify").setLevel(logging.ERROR)  # else it warns that i
 _LATEX = [
     math_verify.LatexExtractionConfig(
         boxed_match_priority=-1,
-        # Without `units`, by which 3a, 5m and even 3ab would be 3 and 5: `math_text` takes those away that are none else.
+        # Without `units`, by which 3a and 3ab would be 3: `math_text` takes away those that can be nothing else.
         normalization_config=NormalizationConfig(basic_latex=True, malformed_operators=True, nits=True),
     )
 ]
