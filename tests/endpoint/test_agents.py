@@ -329,8 +329,10 @@ async def test_nothing_that_an_episode_changes_is_seen_by_the_next(functions):
 
 async def test_an_agent_without_a_reward_has_its_last_answer_scored_if_the_task_can(functions):
     row = Row("row", "abc", "x")
-    assert [e.score.reward for e in await functions.play("nothing", scores=True, row=row)] == [1.0]
-    assert [e.score.failure for e in await functions.play("nothing", scores=False, row=row)] == ["agent_none"]
+    (scored,) = await functions.play("nothing", scores=True, row=row)
+    (unscored,) = await functions.play("nothing", scores=False, row=row)
+    assert (scored.score.reward, unscored.score.failure) == (1.0, "agent_none")
+    assert (scored.score.asked, unscored.score.asked) == (True, False), "an agent's fault is no verifier's"
 
 
 FAULTS = [

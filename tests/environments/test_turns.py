@@ -398,6 +398,7 @@ async def test_a_faulty_environment_leaves_its_episode_unscored_by_name(
         for fault, (failure, turns) in {**faults, "": ("", 1)}.items():
             played = await table.play("5", fault=fault)
             assert played.score.failure == failure, fault
+            assert played.score.asked == (not failure), "an environment's fault is no verifier's"
             assert math.isnan(played.score.reward) == bool(failure)
             assert len(played.turns) == 1  # one stands in the record also where nothing was sampled
             assert sum(len(turn.completion.token_ids) > 0 for turn in played.turns) == turns, fault

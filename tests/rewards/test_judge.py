@@ -192,6 +192,7 @@ async def test_an_unreadable_reply_is_asked_again_with_the_reason() -> None:
     assert "could not be read: it does not end with a number" in second[2]["content"]
 
 
+@pytest.mark.slow
 async def test_a_silent_server_is_asked_once_for_each_answer_until_it_speaks() -> None:
     there: list[str] = []
     async with judging(lambda *_: there[0] if there else 60.0, timeout_s=2.0, retries=1) as (judge, server):
