@@ -15,7 +15,7 @@ from asyncrl.rewards.code_tests import RowTests, read_tests
 from asyncrl.rewards.exact import CUT_OFF
 from asyncrl.rewards.sandbox import Ended, Sandbox, SandboxError
 from asyncrl.rewards.sandbox_calls import ENDED
-from asyncrl.rewards.sandbox_zygote import GONE
+from asyncrl.rewards.sandbox_tests import GONE
 
 NO_CODE = "no_code"
 SYNTAX_ERROR = "syntax_error"

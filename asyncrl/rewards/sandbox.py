@@ -27,7 +27,7 @@ from types import TracebackType
 from typing import Any
 
 import asyncrl
-from asyncrl.rewards.sandbox_walls import WALLS, Unprotected, check
+from asyncrl.rewards.sandbox_walls import WALLS, check
 from asyncrl.rewards.sandbox_zygote import Run, Settings, read_frame, write_frame
 
 START_LIMIT_S = 60.0  # most of it for modules that a recipe names
@@ -104,7 +104,7 @@ class Sandbox:
         return self._run(source, stdin, Run(tested=False, limit_s=limit_s, total_s=limit_s))
 
     def test(self, source: str, items: Sequence[Sequence[Any]], *, limit_s: float, total_s: float) -> Ended:
-        """Run a module and tests of it (`sandbox_zygote.run_tests`). limit_s: for what the module does by itself, and
+        """Run a module and tests of it (`sandbox_tests.run_tests`). limit_s: for what the module does by itself, and
         for each test. Raises SandboxError."""
         return self._run(source, json.dumps(items), Run(tested=True, limit_s=limit_s, total_s=total_s))
 
@@ -152,7 +152,7 @@ class Sandbox:
             raise
         if complaint:
             self.close()
-            raise Unprotected(complaint) if complaint.startswith("this kernel") else SandboxError(complaint)
+            raise SandboxError(complaint)
 
     def _run(self, source: str, given: str, run: Run) -> Ended:
         if self._commands is None:

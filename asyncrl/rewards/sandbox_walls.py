@@ -85,11 +85,13 @@ def enter(
     file_bytes: int,
     files: int,
     walls: frozenset[str],
+    parent: int,
 ) -> None:
     """Put up the walls around this process. Raises OSError.
 
     folder: its own, the only place that it can write to. readable: beside the interpreter and its libraries.
-    memory_bytes: of address space beyond what it has. walls: which; all but in the tests' controls.
+    memory_bytes: of address space beyond what it has. walls: which; all but in the tests' controls. parent: with
+    which it dies.
     """
     if "limits" in walls:
         limits = {
@@ -104,7 +106,6 @@ def enter(
             _, most = resource.getrlimit(limit)
             value = value if most == resource.RLIM_INFINITY else min(value, most)
             resource.setrlimit(limit, (value, value))
-    parent = os.getppid()
     libraries = _interpreter()
     with suppress(OSError):  # short of memory, the kernel takes this process first; where it may be asked for that
         Path("/proc/self/oom_score_adj").write_text("1000")
@@ -144,7 +145,11 @@ def _leave_root(libraries: str) -> None:
     with suppress(OSError):
         os.setresgid(NOBODY, NOBODY, NOBODY)
         os.setresuid(NOBODY, NOBODY, NOBODY)
-    _set_capabilities(CAP_DAC_READ_SEARCH, 0)
+    try:
+        _set_capabilities(CAP_DAC_READ_SEARCH, 0)
+    except PermissionError:  # a container whose root has not got it
+        _set_capabilities(0, 0)
+        return
     kept = 0 if os.access(os.path.join(libraries, "os.py"), os.R_OK, effective_ids=True) else CAP_DAC_READ_SEARCH
     _set_capabilities(kept, kept)
 

@@ -1,8 +1,8 @@
 """The process beside a verifier that runs programs: it forks a child for each, watches it, and clears up after it.
 
 Started by `sandbox.py` with an environment of its own making: no child can find in its memory what was never there. A
-fork takes two milliseconds where an interpreter needs twenty, and shares what was imported. Each child shuts itself in
-(`sandbox_walls.py`) before it runs a line that it was given.
+fork needs no interpreter to start, and shares what was imported. Each child shuts itself in (`sandbox_walls.py`) before
+it runs a line that it was given.
 
 It has a session of its own and outlives the verifier that it belongs to, which may be killed at any time, for as long
 as it takes to kill the children and remove their folders. Processes that a child abandons would become this one's
@@ -18,7 +18,6 @@ import fcntl
 import importlib
 import io
 import json
-import math
 import os
 import resource
 import select
@@ -28,21 +27,22 @@ import struct
 import sys
 import tempfile
 import time
-import traceback
-import types
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 from asyncrl.rewards import sandbox_walls
-from asyncrl.rewards.sandbox_calls import Foreign, Gone, Peer
+from asyncrl.rewards.sandbox_calls import Peer
 from asyncrl.rewards.sandbox_folder import Folders, remove, usage
+from asyncrl.rewards.sandbox_tests import GONE, SAW_THE_END, run_module, run_tests, serve_module
 
 HEADER = struct.Struct(">I")
 PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
-COMMON = "array bisect collections copy datetime decimal enum fractions functools heapq io itertools json math operator"
-COMMON += " queue random re statistics string threading typing"
+COMMON = (
+    "array bisect collections copy datetime decimal enum fractions functools heapq io itertools json math operator "
+    "queue random re statistics string threading typing"
+)
 """What answers import most: once, here."""
 
 LOOK_S = 0.05  # between looks at threads and folder, which no kernel limit bounds for an ordinary user
@@ -56,9 +56,6 @@ ABOVE = 100  # descriptors that are put in order go here first: above those that
 ROUNDS = 1000  # of killing: each round finds what those of the one before have left
 
 STANDING = b"ok"  # a child's word that its walls stand
-GONE = "gone"
-SAW_THE_END = 3  # exit code of the tests when the answer's process was gone
-CLASSES = {MemoryError: "memory", PermissionError: "forbidden"}
 
 Job = Callable[[], None]
 
@@ -99,19 +96,16 @@ def main() -> None:
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     try:
         settings = Settings(*json.loads(read_frame(commands)[0]))
-        sandbox_walls.check()
         sys.path.extend(settings.path)
         for name in (*COMMON.split(), *settings.modules):
             importlib.import_module(name)
         if (threads := len(os.listdir("/proc/self/task"))) > 1:  # their locks would stay locked in every child
             raise RuntimeError(f"importing {', '.join(settings.modules)} starts {threads - 1} threads")
         folders = Folders()
-    except sandbox_walls.Unprotected as error:
-        write_frame(commands, str(error))
     except BaseException as error:
-        write_frame(commands, f"the sandbox cannot be started: {type(error).__name__}: {error}")
+        say(commands, f"the sandbox cannot be started: {type(error).__name__}: {error}")
     else:
-        write_frame(commands, "")
+        say(commands, "")
         job = Keeper(commands, settings, folders).serve()
         if job is not None:  # a child: it ends as a script does, with its threads joined and its output flushed
             job()
@@ -137,7 +131,7 @@ class Keeper:
                 return job
             outcome = programs.watch(self._commands)
             if outcome is not None:
-                write_frame(self._commands, outcome)
+                say(self._commands, outcome)
             remove(folder)  # may take seconds, if a program was made for that
         self._folders.close()
         return None
@@ -149,6 +143,7 @@ class Programs:
     def __init__(self, settings: Settings, run: Run, given: Given, folder: Path) -> None:
         self._settings, self._run, self._given, self._folder = settings, run, given, folder
         self._limited = "limits" in settings.walls
+        self._parent = os.getpid()
         self._pids: list[int] = []  # the answer's first
         self._codes: dict[int, int | None] = {}  # how each ended; None: killed here
         self._cpu_s = 0.0  # of the answer's
@@ -207,6 +202,7 @@ class Programs:
                 file_bytes=FILE_BYTES,
                 files=FILES_OPEN,
                 walls=frozenset(self._settings.walls),
+                parent=self._parent,
             )
         except BaseException as error:
             os.write(state, f"{type(error).__name__}: {error}".encode())
@@ -329,95 +325,6 @@ class Programs:
         return {"reason": reason, "code": code, "failed": said[0] if said else ""}
 
 
-def run_module(name: str, source: str) -> types.ModuleType:
-    """Run a program as the module of that name."""
-    module = sys.modules[name] = types.ModuleType(name)
-    exec(compile(source, "answer.py", "exec"), module.__dict__)
-    return module
-
-
-def serve_module(module: types.ModuleType, peer: Peer) -> NoReturn:
-    """Let the tests call what a module has."""
-    names = module.__dict__.items()
-    with suppress(Gone):
-        peer.send_names({n: v for n, v in names if not n.startswith("__") and not isinstance(v, types.ModuleType)})
-        peer.serve()
-    os._exit(0)
-
-
-def run_tests(peer: Peer, items: list[list[Any]], *, ticks: int, records: int) -> NoReturn:
-    """Be the tests: a record when the answer's own code is through, and one for each test, in memory of the verifier's;
-    and a tick each, by which time is measured. items: ["setup", source], ["test", source], or ["call", call,
-    expected]."""
-
-    def record(wrong: str, detail: str = "") -> None:
-        line = json.dumps([wrong, detail[:500]])
-        os.write(records, line.encode() + b"\n")
-        os.write(ticks, b".")
-
-    try:
-        namespace = {"__name__": "tests", **peer.receive_names()}
-        record("")
-        for kind, *content in items:
-            wrong, detail = tested(peer, content, namespace)
-            if kind != "setup" or wrong:
-                record(wrong, detail)
-            if kind == "setup" and wrong:  # nothing after it means anything
-                break
-    except Gone as error:
-        record(GONE, str(error))
-        os._exit(SAW_THE_END)
-    os._exit(0)
-
-
-def tested(peer: Peer, content: list[Any], namespace: dict[str, Any]) -> tuple[str, str]:
-    """Run one test. Class of what is wrong, "" if nothing, and the detail. Raises Gone."""
-    source = content[0]
-    try:
-        if len(content) == 1:
-            exec(compile(source, "tests.py", "exec"), namespace)
-            return "", ""
-        found = eval(compile(source, "tests.py", "eval"), namespace)
-        if same(found, content[1]):
-            return "", ""
-        return "wrong_output", f"{source:.200} is {found!r:.150}, expected {content[1]!r:.150}"
-    except AssertionError as error:
-        if error is not peer.raised:
-            return "wrong_output", f"failed: {source:.300} {error}"
-        return "runtime_error", f"AssertionError: {error}, in {source:.300}"
-    except Exception as error:
-        last = str(error) if isinstance(error, Foreign) else traceback.format_exception_only(error)[-1].strip()
-        wrong = CLASSES.get(type(error), "runtime_error") if error is peer.raised else "runtime_error"
-        return wrong, f"{last}, in {source:.300}"
-
-
-def same(found: object, expected: object) -> bool:
-    """Whether a value is what a row expects, which JSON has: a tuple is a list there, and a key is text.
-
-    >>> same((1, 2.0000000000001), [1, 2]), same({1: True}, {"1": True}), same(True, 1)
-    (True, True, False)
-    """
-    if isinstance(expected, bool) or isinstance(found, bool):
-        return found is expected
-    if isinstance(expected, float | int) and isinstance(found, float | int):
-        if isinstance(expected, int) and isinstance(found, int):
-            return found == expected
-        try:
-            return math.isclose(found, expected, rel_tol=1e-9, abs_tol=1e-9)
-        except OverflowError:  # an integer that no float is near to
-            return found == expected
-    if isinstance(expected, list) and isinstance(found, list | tuple):
-        return len(found) == len(expected) and all(map(same, found, expected))
-    if isinstance(expected, dict) and isinstance(found, dict):
-        named = {key if isinstance(key, str) else json.dumps(key) for key in found}
-        if len(named) != len(found) or named != set(expected):
-            return False
-        return all(
-            same(value, expected[key if isinstance(key, str) else json.dumps(key)]) for key, value in found.items()
-        )
-    return type(found) is type(expected) and found == expected
-
-
 def read_text(descriptor: int) -> str:
     """All of what the verifier has put there."""
     with open(descriptor, "rb") as file:
@@ -436,6 +343,11 @@ def read_frame(stream: socket.socket) -> tuple[bytes, list[int]]:
             return b"", []
         body += piece
     return bytes(body), descriptors
+
+
+def say(commands: socket.socket, message: Any) -> None:
+    with suppress(OSError):  # the verifier is gone, which is seen where commands are read
+        write_frame(commands, message)
 
 
 def write_frame(stream: socket.socket, message: Any, descriptors: Sequence[int] = ()) -> None:

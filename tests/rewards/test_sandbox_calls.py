@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from asyncrl.rewards.sandbox import Sandbox
 from asyncrl.rewards.sandbox_calls import Gone, Handle, Peer
-from asyncrl.rewards.sandbox_zygote import same
+from asyncrl.rewards.sandbox_tests import same
 
 KEYS = st.none() | st.booleans() | st.integers() | st.text() | st.binary() | st.tuples(st.integers())
 PLAIN = st.recursive(
