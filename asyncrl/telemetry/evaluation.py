@@ -59,6 +59,7 @@ def _write(table: Table, *, terminal: bool, file: TextIO) -> None:
 
     head, *rows = table
     shown = RichTable(*head, box=None, pad_edge=False, collapse_padding=True, header_style="bold")
+    shown.columns[0].overflow = "fold"  # a name that is cut could be that of another metric
     for row in rows:
         shown.add_row(*(Text(cell) for cell in row))
     Console(file=file, force_terminal=True, highlight=False).print(shown)
@@ -103,26 +104,25 @@ def how_sampled(sampling: Mapping[str, Any], samples: int) -> str:
 
 
 def metric_rows(document: Mapping[str, Any]) -> Table:
-    """A row for each metric: with `against`, both, their difference, its p, and how many prompts are better, equal and
-    worse. A reward of one part is that part."""
+    """A row for each metric: with `against`, both, their difference, how many prompts are better, equal and worse, and
+    the difference's p. A reward of one part is that part."""
     metrics = document["report"]["metrics"]
+    compared = document.get("difference", {}).get("metrics", metrics)  # it has the classes of both sides
     parts = [name for name in metrics if name.startswith("reward/")]
-    left = [name for name in metrics if name not in IN_FACTS and not (len(parts) == 1 and name in parts)]
+    shown = [name for name in compared if name not in IN_FACTS and not (len(parts) == 1 and name in parts)]
     if "against" not in document:
-        return [("", "mean [95 % interval]"), *((name, _estimate(metrics[name])) for name in left)]
-    other, difference = document["against"]["report"]["metrics"], document["difference"]["metrics"]
-    left += [name for name in difference if name.startswith("wrong/") and name not in metrics]
+        return [("", "mean [95 % interval]"), *((name, _estimate(metrics[name])) for name in shown)]
+    other = document["against"]["report"]["metrics"]
     rows = [
-        (
-            name,
-            _estimate(metrics.get(name, NOTHING)),
-            _estimate(other.get(name, NOTHING)),
-            *_difference(difference[name]),
-        )
-        for name in left
-        if name in difference
+        (name, *(_estimate(side.get(name, _absent(name))) for side in (metrics, other)), *_difference(compared[name]))
+        for name in shown
     ]
     return [("", "mean [95 % interval]", "against", "difference, paired", "+/=/-", "p"), *rows]
+
+
+def _absent(metric: str) -> Mapping[str, Any]:
+    """What a side without the metric has: of a class, no answer."""
+    return dict.fromkeys(("value", "low", "high"), 0.0 if metric.startswith("wrong/") else None)
 
 
 def group_rows(document: Mapping[str, Any], by: str) -> Table:
@@ -231,7 +231,7 @@ def _took(report: Mapping[str, Any]) -> str:
     said = [f"{text.number(tokens['value'], 1)} tokens an answer"]
     for name, key in (("an answer", "latency_s"), ("its verifiers", "verifier_s")):
         if (seconds := report[key]) is not None:
-            said.append(f"{name} {seconds['p50']:.2g} s, of 95 % at most {seconds['p95']:.2g} s")
+            said.append(f"{name} {seconds['p50']:.2g} s (median), 95 % within {seconds['p95']:.2g} s")
     return "; ".join(said)
 
 

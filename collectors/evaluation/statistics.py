@@ -102,7 +102,8 @@ def ratio_difference(
     (a, b), (c, d) = (np.asarray(side, dtype=np.float64).reshape(-1, 2).T for side in (ours, theirs))
     if not (b.sum() and d.sum()):
         return Estimate(None, None, None, len(b))
-    difference = _ratios(a, b, seed) - _ratios(c, d, seed)
+    with np.errstate(invalid="ignore"):  # nothing below on both sides: no ends, below
+        difference = _ratios(a, b, seed) - _ratios(c, d, seed)
     return _estimate(float(a.sum() / b.sum() - c.sum() / d.sum()), difference, len(b))
 
 
