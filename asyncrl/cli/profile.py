@@ -122,15 +122,16 @@ def _folder(out: Path | None, name: str) -> Iterator[Path]:
     """The profile's folder, made before what takes minutes; gone again if nothing was written into it."""
     from asyncrl.runtime import folder as folders
 
+    made = True
     if out is None:
         folder = folders.numbered(Path(), f"profile-{name}")
     else:
-        folder = out.expanduser()
-        if folder.exists() and any(folder.iterdir()):
-            raise click.UsageError(f"--out {out} is not empty; a profile overwrites nothing: give another folder")
+        folder, made = out.expanduser(), not out.expanduser().exists()
         folder.mkdir(parents=True, exist_ok=True)
+        if any(folder.iterdir()):
+            raise click.UsageError(f"--out {out} is not empty; a profile overwrites nothing: give another folder")
     try:
         yield folder
     finally:
-        if not any(folder.iterdir()):
+        if made and not any(folder.iterdir()):
             folder.rmdir()

@@ -126,13 +126,13 @@ def judge(path: Path, folder: Path | None) -> dict[str, Any]:
 def _read(path: Path) -> dict[str, Any]:
     try:
         document: dict[str, Any] = json.loads(path.read_bytes())
-        if not isinstance(document["id"], str) or not isinstance(document["answers"], list):
-            raise TypeError
+        if not {"id", "answers", "report", "seed", "verdict"} <= document.keys():
+            raise ValueError
     except FileNotFoundError:
         raise ProfileError(
             f"there is no {path}; name the profile's folder: asyncrl profile FOLDER --agree SHEET"
         ) from None
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, AttributeError):
         raise ProfileError(f"{path} is not what `asyncrl profile` writes; name the folder of the profile") from None
     return document
 

@@ -36,13 +36,13 @@ def fact_rows(document: Mapping[str, Any]) -> Facts:
         (
             "on",
             f"{report['prompts']} train prompts of {document['task']}, "
-            f"{how_sampled(document['sampling'], document['per_prompt'])}, seed {document['seed']}; "
+            f"{how_sampled(document['sampling'], report['answers'] // report['prompts'])}, seed {document['seed']}; "
             f"an answer passes if its reward is above {report['pass_above']:g}",
         ),
     ]
     if passed["value"] is not None:
         facts += [
-            ("passes", f"{_interval(passed)} of the answers to a prompt; prompts by it, 0 to 1: {histogram(report)}"),
+            ("passes", f"{_interval(passed)} of the answers to a prompt; prompts by pass rate: {histogram(report)}"),
             ("reward", f"mean {text.number(reward['mean'])}, standard deviation {text.number(reward['std'])}"),
             (
                 "groups",
@@ -126,9 +126,9 @@ def histogram(report: Mapping[str, Any]) -> str:
     """Prompts by tenths of their pass rate, those that have any.
 
     >>> histogram({"pass_rate": [6, 0, 1, 0, 0, 0, 0, 0, 0, 0, 2]})
-    '0: 6, 0.2: 1, 1: 2'
+    '6 at 0, 1 at 0.2, 2 at 1'
     """
-    return ", ".join(f"{tenth / 10:g}: {count}" for tenth, count in enumerate(report["pass_rate"]) if count) or "-"
+    return ", ".join(f"{count} at {tenth / 10:g}" for tenth, count in enumerate(report["pass_rate"]) if count) or "-"
 
 
 def seconds(value: float | None) -> str:
