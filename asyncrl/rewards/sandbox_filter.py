@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import os
 import platform
 import struct
 from collections.abc import Iterable, Sequence
@@ -19,7 +20,7 @@ from typing import NamedTuple
 LIBC = ctypes.CDLL(None, use_errno=True)
 
 # linux/seccomp.h, linux/bpf_common.h
-SECCOMP_SET_MODE_FILTER = 1
+SECCOMP_SET_MODE_FILTER, SECCOMP_GET_ACTION_AVAIL = 1, 2
 KILL = 0x80000000
 ALLOW = 0x7FFF0000
 FAIL = 0x00050000  # with the errno in its low bits
@@ -146,6 +147,15 @@ class _Program(ctypes.Structure):
     _fields_ = (("length", ctypes.c_ushort), ("instructions", ctypes.c_void_p))  # struct sock_fprog
 
 
+def ask_seccomp() -> None:
+    """Raise OSError if the kernel takes no filters."""
+    here = machine()
+    if here is None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+    action = ctypes.byref(ctypes.c_uint32(FAIL))
+    call(numbers(_BY_ARGUMENT, here.column)["seccomp"], SECCOMP_GET_ACTION_AVAIL, 0, action)
+
+
 def install(machine: Machine, pid: int) -> None:
     """Put this thread, and all that it will start, under the filter. It cannot be lifted. Needs no_new_privs. Raises
     OSError."""
@@ -160,5 +170,6 @@ def call(number: int, *arguments: object) -> int:
     """A system call by its number. Raises OSError."""
     wide = (ctypes.c_long(argument) if isinstance(argument, int) else argument for argument in arguments)
     if (result := int(LIBC.syscall(ctypes.c_long(number), *wide))) < 0:
-        raise OSError(ctypes.get_errno(), f"system call {number}")
+        code = ctypes.get_errno()
+        raise OSError(code, f"system call {number}: {os.strerror(code)}")
     return result

@@ -25,7 +25,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from asyncrl.rewards.sandbox_filter import LIBC, call, install, machine
+from asyncrl.rewards.sandbox_filter import LIBC, ask_seccomp, call, install, machine
 
 WALLS = frozenset({"filter", "files", "limits", "user"})
 NOBODY = 65534
@@ -62,13 +62,14 @@ def check() -> None:
             f"a model's code is only run shut in, on Linux (x86-64, aarch64), not {sys.platform} {os.uname().machine}. "
             "Start the collector there, such as in a virtual machine"
         )
-    try:
-        landlock_version()
-    except OSError as error:
-        raise Unprotected(
-            f"a model's code is only run shut in, and this kernel gives no Landlock ({error.strerror}). Take Linux "
-            "5.13 or newer with landlock in /sys/kernel/security/lsm; in Docker, 23 or newer"
-        ) from None
+    for name, ask in (("seccomp", ask_seccomp), ("Landlock", landlock_version)):
+        try:
+            ask()
+        except OSError as error:
+            raise Unprotected(
+                f"a model's code is only run shut in, and this kernel gives no {name} ({os.strerror(error.errno or 0)}). Take Linux "
+                "5.13 or newer with landlock in /sys/kernel/security/lsm; in Docker, 23 or newer"
+            ) from None
 
 
 def landlock_version() -> int:

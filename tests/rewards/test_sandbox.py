@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from asyncrl.rewards import sandbox_walls
+from asyncrl.rewards import sandbox_filter, sandbox_walls
 from asyncrl.rewards.sandbox import Sandbox, SandboxError
 from asyncrl.rewards.sandbox_folder import Folders, remove, remove_abandoned, usage
 from asyncrl.rewards.sandbox_walls import Unprotected
@@ -120,6 +120,12 @@ def test_nothing_runs_on_another_system(monkeypatch: pytest.MonkeyPatch) -> None
 def test_nothing_runs_on_a_kernel_without_landlock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sandbox_walls, "CREATE_RULESET", 9999)  # what it would answer to an unknown call
     with pytest.raises(Unprotected, match="no Landlock"):
+        Sandbox(memory_bytes=256 << 20)
+
+
+def test_nothing_runs_on_a_kernel_without_filters(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sandbox_filter, "SECCOMP_GET_ACTION_AVAIL", 9999)
+    with pytest.raises(Unprotected, match="no seccomp"):
         Sandbox(memory_bytes=256 << 20)
 
 
