@@ -98,7 +98,7 @@ def check_data_file(key: str, given: str | Sequence[str]) -> None:
     names."""
     for path in [given] if isinstance(given, str) else given:
         own = Path(path).expanduser()
-        if not own.exists() and not next(glob.iglob(str(own), recursive=True), None):
+        if not (path and (own.exists() or next(glob.iglob(str(own), recursive=True), None))):
             raise RecipeError(
                 f"{key} is {quoted(path)}; there is no such file. Paths are taken from the working folder, {Path.cwd()}"
             )

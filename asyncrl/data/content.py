@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import weakref
+from functools import lru_cache
 from pathlib import Path
 from typing import Protocol
 
@@ -40,20 +41,37 @@ class OnDisk:
     def __init__(self, path: Path) -> None:
         """Raises OSError."""
         self._path = path
-        self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        weakref.finalize(self, os.close, self._file)
-        self._seen = _seen(self._file)
+        self._seen = _seen(path)
         self.size = self._seen[0]
 
     def read(self, start: int, stop: int) -> bytes:
-        data = os.pread(self._file, stop - start, start)
-        if len(data) < stop - start or _seen(self._file) != self._seen:
+        try:
+            file = _opened(self._path, self._seen).number
+            data = os.pread(file, stop - start, start)
+            changed = len(data) < stop - start or _seen(file) != self._seen
+        except FileNotFoundError:
+            changed = True
+        if changed:
             raise DataError(
                 f"{self._path} was changed while it was in use: keep data files as they are, and start anew"
             )
         return data
 
 
-def _seen(file: int) -> tuple[int, int]:
-    found = os.fstat(file)
+class _Open:
+    """An open file, closed when nobody has it any more."""
+
+    def __init__(self, path: Path) -> None:
+        self.number = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        weakref.finalize(self, os.close, self.number)
+
+
+@lru_cache(maxsize=128)  # of a data set in a thousand files not all can be open, by the limit of most systems
+def _opened(path: Path, _seen: tuple[int, int]) -> _Open:
+    """What `path` names, opened anew once another file has its name."""
+    return _Open(path)
+
+
+def _seen(file: int | Path) -> tuple[int, int]:
+    found = os.stat(file)
     return found.st_size, found.st_mtime_ns

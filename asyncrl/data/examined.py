@@ -71,7 +71,7 @@ def examine(files: Files, columns: Columns, bad: BadRows) -> Examined:
     if seen <= WORTH_KEEPING:
         found = _look(files, columns, seen, bad)
     else:
-        what = f"examined {seen} by {json.dumps(asdict(columns))}, bad rows: {bad.policy}"
+        what = f"examined {seen} as {files.formats} by {json.dumps(asdict(columns))}, bad rows: {bad.policy}"
         folder = kept(files.sources, what, keep)
         found = {file.stem: np.load(file) for file in folder.glob("*.npy")}
         if not bad.counts:

@@ -42,7 +42,7 @@ class Files:
     def __init__(self, parts: Sequence[tuple[Rows, str]]) -> None:
         """parts: the rows of each file with its format."""
         self._parts = [rows for rows, _ in parts]
-        self._formats = [form for _, form in parts]
+        self.formats = [form for _, form in parts]
         self._ends = list(accumulate(len(rows) for rows in self._parts))
         self._names = _short_names([rows.path for rows in self._parts])
 
@@ -86,7 +86,7 @@ class Files:
         """Of each file its path, format and rows."""
         return [
             {"path": str(rows.path), "format": form, "rows": len(rows)}
-            for rows, form in zip(self._parts, self._formats, strict=True)
+            for rows, form in zip(self._parts, self.formats, strict=True)
         ]
 
     def _at(self, position: int) -> tuple[int, int]:
@@ -98,6 +98,8 @@ class Files:
 def open_files(given: str | Sequence[str], form: Format, *, key: str) -> Files:
     """The rows of what the recipe's `key` names; nothing of them is read yet. Raises DataError."""
     names = [given] if isinstance(given, str) else list(given)
+    if not all(names) or not names:
+        raise DataError(f"{key} is {given!r}: name a file, a pattern or a folder")
     paths = [path for name in names for path in _found(name, key)]
     if len(set(paths)) < len(paths):
         repeated = next(path for path in paths if paths.count(path) > 1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 
 import xxhash
@@ -63,13 +64,21 @@ def _stamp(path: Path) -> tuple[str, int, int]:
     return str(path.resolve()), found.st_size, found.st_mtime_ns
 
 
+@cache  # once a process: a data set in a thousand files is kept a thousand times
 def _forget_outdated(root: Path) -> None:
-    """Remove what was made of files that have changed or gone: nothing finds it again. Who has it open keeps it."""
+    """Remove what was made of files that have changed or gone: nothing finds it again. What another version of this
+    program keeps is left alone."""
     for source in root.glob(f"*/{SOURCE}"):
         try:
             version, _, *stamps = json.loads(source.read_bytes())
-            outdated = version != FORMAT or any(list(_stamp(Path(path))) != [path, *seen] for path, *seen in stamps)
         except (OSError, ValueError):
-            outdated = True
-        if outdated:
+            continue
+        if version == FORMAT and any(_is_outdated(*stamp) for stamp in stamps):
             shutil.rmtree(source.parent, ignore_errors=True)
+
+
+def _is_outdated(path: str, *seen: int) -> bool:
+    try:
+        return _stamp(Path(path)) != (path, *seen)
+    except OSError:
+        return True

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import resource
 import subprocess
 import sys
 import tracemalloc
@@ -23,7 +24,7 @@ from asyncrl.data.bad_rows import BadRows
 from asyncrl.data.content import Held
 from asyncrl.data.errors import DataError, RowError
 from asyncrl.data.files import open_files
-from asyncrl.data.kept import kept
+from asyncrl.data.kept import _forget_outdated, kept
 from asyncrl.data.repeated import repeated_and_contradicting
 from asyncrl.data.split import HELDOUT_SHARE, prompt_key
 from tests.data.conftest import everything, opened
@@ -207,11 +208,34 @@ def test_a_file_that_was_changed_is_looked_at_anew_and_what_was_kept_of_it_goes(
     numbered(file, 60)
     dataset = opened(file)
     before = {folder.name for folder in cache.iterdir() if folder.is_dir()}
+    _forget_outdated.cache_clear()  # as in the process of a later run
     numbered(file, 80)
     with pytest.raises(DataError, match=r"train\.jsonl was changed while it was in use"):
         dataset.train[3]
     assert len(everything(opened(file))) == 80
     assert not before & {folder.name for folder in cache.iterdir() if folder.is_dir()}
+
+
+@pytest.mark.usefixtures("nothing_is_small")
+def test_a_file_that_took_the_place_of_another_is_the_one_that_is_read(file: Path, tmp_path: Path) -> None:
+    numbered(file, 60)
+    opened(file)
+    numbered(tmp_path / "new.jsonl", 60, first=1000).replace(file)
+    assert everything(opened(file))[0].prompt == "question 1000"
+
+
+@pytest.mark.usefixtures("nothing_is_small")
+def test_more_files_than_can_be_open_are_read(tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    for n in range(200):
+        numbered(tmp_path / f"{n:03}.jsonl", 2, first=2 * n)
+    open_now = len(os.listdir("/proc/self/fd")) if sys.platform == "linux" else 64
+    resource.setrlimit(resource.RLIMIT_NOFILE, (open_now + 150, hard))
+    try:
+        dataset = opened(tmp_path / "*.jsonl")
+        assert len(everything(dataset)) == len(everything(dataset)) == 400
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_what_cannot_be_kept_says_where_and_what_to_do(

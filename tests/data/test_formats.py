@@ -298,6 +298,7 @@ def test_what_is_not_there_is_named_with_the_folder_that_was_searched(tmp_path: 
     jsonl(tmp_path / "both" / "a.jsonl")
     as_csv(tmp_path / "both" / "a.csv")
     for named, message in {
+        "": r"task\.data\.train is '': name a file",
         "none.jsonl": r"none\.jsonl does not exist \(relative to /.*\): correct task\.data\.train",
         str(tmp_path / "*.jsonl"): r"matches no file",
         str(tmp_path / "none"): r"is a folder with no file, of \.jsonl",
