@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 
 from asyncrl.config.curriculum import Curriculum
@@ -14,8 +15,9 @@ from asyncrl.tasks.pass_rates import read_pass_rates
 
 logger = logging.getLogger(__name__)
 
-LOOKED_THROUGH = 1_000_000
-"""Rows among which measured ones are looked for: a procedural task may have 2**40."""
+LOOKED_THROUGH = 100_000
+"""Rows among which measured ones are looked for, after those that training begins with: a procedural task may have
+2**40."""
 
 STAGES = 10
 """Of an epoch that goes from easy to hard: within a tenth of the rows the order is shuffled as ever, since rates that
@@ -71,18 +73,21 @@ class Course:
         return self.at(begin + within)
 
 
-def course_of(curriculum: Curriculum, rows: Sequence[Row], *, key: str, name: str | None) -> Course:
-    """The course of a task's train rows. `key`: of the task in the recipe; `name`: in a mixture, whose evaluations have
-    it before the ids.
+def course_of(
+    curriculum: Curriculum, rows: Sequence[Row], *, seed: int, shuffle: bool, key: str, name: str | None
+) -> Course:
+    """The course of a task's train rows. `seed` and `shuffle`: of their order. `key`: of the task in the recipe;
+    `name`: in a mixture, whose evaluations have it before the ids.
 
     Raises DataError: no pass rates; TaskError: none of them is of these rows, or all rows are left out.
     """
     path = Path(curriculum.pass_rates).expanduser()
     measured = read_pass_rates(path)
     own = {row_id.removeprefix(f"{name}/"): rate for row_id, rate in measured.items()} if name else measured
+    # A profile, and a run, ask from the beginning of this order: mostly these are the rows, wherever they stand.
+    first = (row_index(n, len(rows), seed=seed, shuffle=shuffle) for n in range(min(len(rows), 2 * len(own))))
     rates: dict[int, float] = {}
-    looked = min(len(rows), LOOKED_THROUGH)
-    for index in range(looked):
+    for index in chain(first, range(min(len(rows), LOOKED_THROUGH))):
         if len(rates) == len(own):
             break
         try:
@@ -94,7 +99,7 @@ def course_of(curriculum: Curriculum, rows: Sequence[Row], *, key: str, name: st
     if not rates:
         raise TaskError(
             f"{key}.curriculum.pass_rates {path} measured {len(own)} rows, such as {next(iter(own))!r}, and none of "
-            f"them is among the first {looked} train rows.\n"
+            "them was found among the train rows.\n"
             "Measure train rows with `asyncrl profile`; `asyncrl eval` asks those that are held out."
         )
     try:

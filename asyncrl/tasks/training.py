@@ -42,7 +42,7 @@ def train_rows(task: Task, config: recipe.Task, *, seed: int) -> RowOf:
 def _alone(task: Task, config: recipe.SingleTask, *, seed: int, key: str, name: str | None) -> RowOf:
     shuffle = shuffled(config)
     if config.curriculum is not None:
-        course = course_of(config.curriculum, task.rows("train"), key=key, name=name)
+        course = course_of(config.curriculum, task.rows("train"), seed=seed, shuffle=shuffle, key=key, name=name)
         return lambda ordinal: task.rows("train")[course.index(ordinal, seed=seed, shuffle=shuffle)]
 
     def row_of(ordinal: int) -> Row:

@@ -20,12 +20,13 @@ from asyncrl.config.curriculum import Curriculum
 from asyncrl.data.errors import DataError
 from asyncrl.tasks.base import Row, TaskError
 from asyncrl.tasks.build import build_task
-from asyncrl.tasks.curriculum import STAGES, Course
+from asyncrl.tasks.curriculum import LOOKED_THROUGH, STAGES, Course
 from asyncrl.tasks.pass_rates import read_pass_rates
 from asyncrl.tasks.training import train_rows
 
 UserModule = Callable[[str], Path]
 
+NINE = {"type": "reverse", "digits": [9, 9]}
 TEN = """
 class Ten:
     def rows(self, split): return [Row(f"r{n}", "ask") for n in range(10)]
@@ -94,6 +95,18 @@ def test_rows_outside_the_bounds_are_left_out_and_counted(
     assert drawn({"pass_rates": str(path), "min": 0.1, "max": 0.9}, 21) != found * 3, "epochs have orders of their own"
 
 
+def test_rows_that_were_measured_first_are_found_among_any_number(tmp_path: Path) -> None:
+    """`asyncrl profile` asks the beginning of the order, which lies anywhere in the rows."""
+    config = convert({"task": NINE}).task
+    row_of = train_rows(build_task(config, seed=5), config, seed=5)
+    asked = [row_of(n).id for n in range(8)]
+    assert min(int(row_id.removeprefix("train-")) for row_id in asked) > LOOKED_THROUGH
+    path = document(tmp_path / "profile.json", {row_id: [1.0] for row_id in asked})
+    config = convert({"task": {**NINE, "curriculum": {"pass_rates": str(path), "max": 0.9}}}).task
+    row_of = train_rows(build_task(config, seed=5), config, seed=5)
+    assert not {row_of(n).id for n in range(100)} & set(asked)
+
+
 def test_an_answer_passes_above_the_reward_that_its_document_says(user_module: UserModule, tmp_path: Path) -> None:
     rates = {"r0": [0.5, 1.0], "r1": [0.2]}
     assert read_pass_rates(document(tmp_path / "a.json", rates)) == {"r0": 1.0, "r1": 1.0}
@@ -136,7 +149,9 @@ def test_in_a_mixture_each_task_has_a_curriculum_of_its_own(user_module: UserMod
 def test_a_curriculum_that_has_no_use_is_refused(user_module: UserModule, tmp_path: Path) -> None:
     user_module(TEN)
     path = str(document(tmp_path / "eval.json", {"heldout-3": [1.0]}))
-    with pytest.raises(TaskError, match=r"such as 'heldout-3', and none of them .* train rows(.|\n)*asyncrl profile"):
+    with pytest.raises(
+        TaskError, match=r"such as 'heldout-3', and none of them was found among the train rows(.|\n)*asyncrl profile"
+    ):
         drawn({"pass_rates": path, "max": 0.9}, 1)
     document(tmp_path / "eval.json", {f"r{n}": [1.0] for n in range(10)})
     with pytest.raises(TaskError, match=r"leaves out all 10 train rows: none has a pass rate from 0 to 0\.9"):
