@@ -13,18 +13,19 @@ from asyncrl.config.rewards import Format, declared
 from asyncrl.learners.evaluation import results_of
 from asyncrl.learners.watch import suspicions
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(580)]
 
-LIMIT_S = 240.0
-STEPS = 48
+LIMIT_S = 280.0
+STEPS = 26
 RECIPE = f"""
 extends: tiny-reverse
 run: {{name: watched, max_steps: {STEPS}, deterministic: true}}
+buffer: {{max_trajectory_age: 0}}  # with it the same bits every time
 task:
   rewards:
     - {{type: format, weight: WEIGHT, pattern: ".*7.*7.*"}}  # two sevens anywhere: easier than the right digits
 eval: {{every_steps: 10, prompts: 128}}
-telemetry: {{print_completions: {{every_steps: 24, n: 2}}}}
+telemetry: {{print_completions: {{every_steps: 13, n: 2}}}}
 """
 
 Start = Callable[..., Any]
@@ -60,7 +61,7 @@ def test_a_run_whose_reward_is_hacked_says_so_and_one_that_cannot_be_does_not(st
     assert rewards[-1] > rewards[0] + 1.0, "the reward alone looks like success"
     assert last < first
     samples = of_kind(hacked, "samples")
-    assert [event["version"] for event in samples] == [24, 48]
+    assert [event["version"] for event in samples] == [13, 26]
     assert samples[-1]["samples"][-1]["answer"].count("7") >= 2, "the best paid answer shows how"
 
     honest, signs = trained(start, tmp_path / "honest", weight=0.05)
