@@ -94,7 +94,8 @@ def how_sampled(sampling: Mapping[str, Any], samples: int) -> str:
     '4 samples each at temperature 1 with top_k 20, at most 8 tokens'
     """
     temperature = sampling["temperature"]
-    how = "greedy" if temperature == 0 else f"{samples} samples each at temperature {temperature:g}"
+    drawn = "one sample" if samples == 1 else f"{samples} samples"
+    how = "greedy" if temperature == 0 else f"{drawn} each at temperature {temperature:g}"
     cuts = {
         name: sampling[name] for name, off in (("top_k", -1), ("top_p", 1.0), ("min_p", 0.0)) if sampling[name] != off
     }

@@ -16,7 +16,7 @@ One entry an answer:
     detail                  of `failure` or `wrong`, for a person
     read                    what the verifier took for the answer, by which votes are counted; else its stripped text
     finish_reason, tokens   tokens: sampled, of all turns
-    latency_s               from being asked to the last token, the wait for a slot included; None: nothing sampled
+    latency_s               of its requests, at the engine, other requests' share of it included; None: nothing sampled
     difficulty              the row's value in the column that the request names, if it does
     verifier_s              that its verifiers computed; None: one was killed, or none was asked
 
@@ -28,9 +28,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-import time
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -38,6 +36,7 @@ from asyncrl.buffers.concurrency import all_or_nothing
 from asyncrl.collectors.again import play
 from asyncrl.collectors.engines.base import Sampling
 from asyncrl.collectors.episode import Episode, EpisodeLost, Played, Player, Sampler
+from asyncrl.collectors.evaluation.paced import Paced
 from asyncrl.collectors.fleet import CollectorError
 from asyncrl.collectors.rollout import Prompt, PromptError, Prompts
 from asyncrl.staleness import Weights
@@ -80,19 +79,20 @@ async def evaluate(
     sampler: Sampler,
     sampling: Sampling,
     run: str,
+    at_once: int,
     on_played: Callable[[int], None] = lambda _: None,
-    at_once: int | None = None,
 ) -> dict[str, Any]:
-    """Answer and score; all episodes are played at once, or `at_once` of them. Seeds are a function of run, row and
-    sample, not of the weights, so that before and after differ by the weights alone. `sampling`: of rollouts, of which
-    the evaluation may set some fields otherwise. `on_played` hears how many episodes were played.
+    """Answer and score; all episodes are played at once, with up to `at_once` requests at the engines. Seeds are a
+    function of run, row and sample, not of the weights, so that before and after differ by the weights alone.
+    `sampling`: of rollouts, of which the evaluation may set some fields otherwise. `on_played` hears how many episodes
+    were played.
 
     The caller keeps the weights as they are until this returns. Raises CollectorError if an answer has tokens of other
     ones after all, and what `player.play` raises.
     """
 
     sampling = replace(sampling, **evaluation.sampling)
-    turn = asyncio.Semaphore(at_once) if at_once is not None else nullcontext()
+    paced = Paced(sampler, at_once=at_once)
     played_so_far = 0
 
     async def answer(index: int, prompt: Prompt | PromptError, sample: int) -> dict[str, Any]:
@@ -112,9 +112,7 @@ async def evaluate(
         )
         nonlocal played_so_far
         try:
-            async with turn:
-                began = time.time()
-                played = await play(episode, player, sampler)
+            played = await play(episode, player, paced)
         except EpisodeLost as lost:
             return _unplayed(about, prompt.row.id, lost.reason, str(lost), prompt)
         finally:
@@ -124,7 +122,7 @@ async def evaluate(
         if strangers := {span.weights for span in spans} - {evaluation.weights}:
             raise CollectorError(f"evaluation {evaluation.id}: an answer has tokens of {sorted(map(tuple, strangers))}")
         text = prompts.read(played.turns[-1].completion.token_ids.tolist())
-        return _entry(about, prompt, played, text, began=began)
+        return _entry(about, prompt, played, text, seconds=paced.seconds[played.turns[-1].request.session])
 
     asked: list[Prompt | PromptError] = []
     for index in range(_rows(evaluation, prompts)):
@@ -162,8 +160,9 @@ def _rows(evaluation: Evaluation, prompts: Prompts) -> int:
     return evaluation.prompts
 
 
-def _entry(about: Mapping[str, Any], prompt: Prompt, played: Played, text: str, *, began: float) -> dict[str, Any]:
-    score, last = played.score, played.turns[-1].completion
+def _entry(about: Mapping[str, Any], prompt: Prompt, played: Played, text: str, *, seconds: float) -> dict[str, Any]:
+    score = played.score
+    tokens = sum(len(turn.completion.token_ids) for turn in played.turns)
     entry = {
         **about,
         "row_id": prompt.row.id,
@@ -178,8 +177,8 @@ def _entry(about: Mapping[str, Any], prompt: Prompt, played: Played, text: str, 
         "detail": score.detail,
         "read": score.read or text.strip(),
         "finish_reason": played.finish_reason,
-        "tokens": sum(len(turn.completion.token_ids) for turn in played.turns),
-        "latency_s": max(0.0, last.done - began) if last.done else None,
+        "tokens": tokens,
+        "latency_s": seconds if tokens else None,
         "verifier_s": score.seconds if math.isfinite(score.seconds) else None,
     }
     return {**entry, "messages": list(played.messages)} if played.messages else entry

@@ -18,7 +18,6 @@ from asyncrl.collectors.fleet import CollectorError, Fleet, engine_makers
 from asyncrl.collectors.playing import start_all, task_parts
 from asyncrl.collectors.rollout import run_of, sampling_of
 from asyncrl.collectors.seats import Seats
-from asyncrl.collectors.single import SinglePlayer
 from asyncrl.config.recipe import Recipe
 from asyncrl.staleness import Weights
 from asyncrl.tasks.base import Split
@@ -73,9 +72,7 @@ async def evaluate_folder(
                 on_played=lambda played: on_answer(played, prompts * samples),
                 sampling=adjust(sampling_of(recipe, task.stop_token_ids)),
                 run=run_of(recipe.run.name, seed),
-                # No more than are decoded: what an answer takes is then not its place in a queue. An episode of several
-                # turns leaves its slot between them.
-                at_once=fleet.slots if isinstance(player, SinglePlayer) else None,
+                at_once=fleet.slots,  # as many as are decoded: what an answer takes is then not its place in a queue
             )
         )
         result = await _while_moving(fleet, work, limit_s=recipe.collector.group_timeout_s)

@@ -57,6 +57,7 @@ async def test_rows_are_rendered_once_and_others_go_on_between_them() -> None:
             sampler=Never(),  # type: ignore[arg-type]  # asked by nobody
             sampling=Sampling(max_tokens=1),
             run="run/0",
+            at_once=8,
         )
     finally:
         beating.cancel()
@@ -98,6 +99,7 @@ async def test_success_is_what_the_task_says_and_not_what_is_trained_on() -> Non
             sampler=OneToken(),  # type: ignore[arg-type]  # nobody listens
             sampling=Sampling(max_tokens=1),
             run="run/0",
+            at_once=8,
         )
         found.append((result["success"], [answer["reward"] for answer in result["answers"]]))
     assert found == [(1.0, [1.0, 1.0]), (0.0, [0.0, 0.0])]
@@ -121,6 +123,7 @@ async def test_what_is_wrong_and_why_something_is_unscored_are_kept_apart() -> N
         sampler=OneToken(),  # type: ignore[arg-type]  # nobody listens
         sampling=Sampling(max_tokens=1),
         run="run/0",
+        at_once=8,
     )
     wrong, unscored = result["answers"]
     assert (wrong["reward"], wrong["failure"], wrong["wrong"]) == (0.0, "", "wrong_answer")
@@ -130,7 +133,7 @@ async def test_what_is_wrong_and_why_something_is_unscored_are_kept_apart() -> N
     assert (unscored["parts"], unscored["verifier_s"]) == ({"exact": None}, None)
     json.dumps(result, allow_nan=False)
     assert wrong["row_id"] == "simulated-0", "a train row"
-    assert wrong["latency_s"] is None, "this engine does not say when an answer was done"
+    assert wrong["latency_s"] >= 0
     assert [answer["seed"] for answer in result["answers"]] == [
         request_seed("run/0/train", 0, 0, member, 0) for member in (0, 1)
     ]
@@ -139,10 +142,15 @@ async def test_what_is_wrong_and_why_something_is_unscored_are_kept_apart() -> N
 class Counting(OneToken):
     """How many answers were asked for at once, at most."""
 
-    running = most = 0
+    def __init__(self) -> None:
+        self.running = self.most = self.asked = 0
+        self.all_asked = asyncio.Event()  # of eight
 
     async def generate(self, request: Request) -> Completion:
         self.running += 1
+        self.asked += 1
+        if self.asked == 8:
+            self.all_asked.set()
         self.most = max(self.most, self.running)
         await asyncio.sleep(0)
         self.running -= 1
@@ -150,8 +158,8 @@ class Counting(OneToken):
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize(("at_once", "most"), [(3, 3), (None, 8)])
-async def test_no_more_answers_are_asked_for_at_once_than_may_be(at_once: int | None, most: int) -> None:
+@pytest.mark.parametrize(("at_once", "most"), [(3, 3), (100, 8)])
+async def test_no_more_answers_are_asked_for_at_once_than_may_be(at_once: int, most: int) -> None:
     sampler = Counting()
     await evaluate(
         Evaluation("e", Weights(1, 0), prompts=1, samples=8),
@@ -163,6 +171,34 @@ async def test_no_more_answers_are_asked_for_at_once_than_may_be(at_once: int | 
         at_once=at_once,
     )
     assert sampler.most == most
+
+
+class Slow(Plain):
+    """A score that comes once all answers were sampled."""
+
+    def __init__(self, sampler: Counting) -> None:
+        self.sampler = sampler
+
+    async def score(self, prompt: Prompt, completion: Completion, *, ticket: int, member: int) -> Score:
+        async with asyncio.timeout(30):
+            await self.sampler.all_asked.wait()
+        return await super().score(prompt, completion, ticket=ticket, member=member)
+
+
+@pytest.mark.asyncio
+async def test_while_answers_are_scored_others_are_sampled() -> None:
+    """Whoever holds a place until the score is there would wait for ever."""
+    sampler = Counting()
+    result = await evaluate(
+        Evaluation("e", Weights(1, 0), prompts=1, samples=8),
+        prompts=SimulatedPrompts(),
+        player=SinglePlayer(Slow(sampler)),  # type: ignore[arg-type]  # starts and closes nothing
+        sampler=sampler,  # type: ignore[arg-type]  # nobody listens
+        sampling=Sampling(max_tokens=1),
+        run="run/0",
+        at_once=1,
+    )
+    assert (result["n"], result["unscored"], sampler.most) == (8, 0, 1)
 
 
 def test_older_documents_kept_the_class_of_what_is_wrong_under_failure() -> None:
