@@ -21,6 +21,7 @@ from asyncrl.config.recipe import MixtureTask, Recipe, mixed_tasks
 from asyncrl.config.rewards import Declared, declared
 from asyncrl.runtime import folder as folders
 from asyncrl.runtime.evaluation import Plan, Target, answers_of, sampling_used, use_engines
+from asyncrl.runtime.profile_verdict import verdict
 from asyncrl.tasks.build import construct
 from asyncrl.tasks.mixture import BETWEEN
 from asyncrl.telemetry.documents import write_document
@@ -47,8 +48,7 @@ async def profile(
     """
     recipe = target.recipe
     use_engines(recipe)
-    from asyncrl.runtime.profile_report import Setting, report  # loads NumPy and pyarrow, as does the next
-    from asyncrl.runtime.profile_verdict import verdict
+    from asyncrl.runtime.profile_report import Setting, report  # loads NumPy and pyarrow
 
     plan = Plan(
         prompts=prompts,
@@ -110,7 +110,6 @@ def judge(path: Path, folder: Path | None) -> dict[str, Any]:
     Raises SheetError, ProfileError.
     """
     from asyncrl.runtime.profile_agreement import agreement  # loads NumPy
-    from asyncrl.runtime.profile_verdict import verdict
 
     folder = path.parent if folder is None else folder
     document = _read(folder / DOCUMENT)

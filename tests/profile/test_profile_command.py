@@ -96,6 +96,29 @@ def test_the_sheet_filled_in_says_how_far_a_person_agrees(cli, tmp_path, recipe)
     assert document(tmp_path / "out")["verdict"]["verdict"] == "train", "what was written stays as it was"
 
 
+MIXTURE = """
+model: {{path: {model}}}
+task:
+  type: mixture
+  tasks:
+    - {{name: short, task: {{type: reverse, digits: [2, 2], rewards: [{{type: length, weight: 0.5, target_tokens: 0}}]}}}}
+    - {{name: long, task: {{type: reverse, digits: [5, 5]}}}}
+collector: {{sampling: {{max_tokens: 8}}}}
+"""
+
+
+def test_a_mixture_shows_the_parts_of_each_task_with_their_weights(cli, tmp_path, model):
+    (tmp_path / "mixture.yaml").write_text(MIXTURE.format(model=model))
+    done = cli("profile", "mixture.yaml", "--outputs", "16", "--per-prompt", "2", "--out", "out")
+    assert done.returncode == 0, done.stderr
+    parts = document(tmp_path / "out")["report"]["parts"]
+    assert {name: (part["weight"], part["role"]) for name, part in parts.items()} == {
+        "long/exact": (1.0, "outcome"),
+        "short/exact": (1.0, "outcome"),
+        "short/length": (0.5, "constraint"),
+    }
+
+
 def test_a_model_that_never_succeeds_is_not_trained_yet(cli, tmp_path, model):
     done = cli("profile", "tiny-reverse", "--set", f"model.path={model}", *SHORT)
     assert done.returncode == 0, done.stderr
