@@ -26,6 +26,7 @@ FORBIDDEN = "forbidden"
 TESTS_NOT_RUN = "tests_not_run"
 
 FENCE = re.compile(r" {0,3}(?P<marks>`{3,})[ \t]*(?P<language>[\w+-]*)[^`\n]*")
+LINE_END = re.compile(r"\r\n|\r|\n")  # not those that a string of the program may contain, as U+2028
 PYTHON = ("python", "py", "python3", "")
 
 LAST_LINE = {
@@ -147,7 +148,8 @@ class CodeTests:
     def _broken(self, ended: Ended) -> Result:
         """What is wrong with a program that did not end by itself, or not well."""
         if ended.reason == TIMEOUT:
-            return TIMEOUT, f"longer than test_timeout_s {self._part.test_timeout_s:g}"
+            limits = f"test_timeout_s {self._part.test_timeout_s:g}, or all than {self._part.total_timeout_s:g} s"
+            return TIMEOUT, f"a test took longer than {limits}"
         if ended.reason:
             return ended.reason, f"ended for {ended.reason}"
         last = (ended.stderr.strip().splitlines() or [""])[-1]
@@ -166,7 +168,7 @@ def last_block(text: str) -> str | None:
     found: str | None = None
     inside: list[str] | None = None
     marks = language = ""
-    for line in text.splitlines():
+    for line in LINE_END.split(text):
         fence = FENCE.fullmatch(line)
         if inside is None:
             if fence:
@@ -182,4 +184,4 @@ def last_block(text: str) -> str | None:
 
 def lines(output: str) -> list[str]:
     """An output as it is compared: without white space at the ends of lines, and without empty lines at its end."""
-    return "\n".join(line.rstrip() for line in output.splitlines()).rstrip().split("\n")
+    return "\n".join(line.rstrip() for line in output.split("\n")).rstrip().split("\n")

@@ -15,6 +15,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+SETUP = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Assign, ast.AnnAssign)
+"""Statements that test nothing. A function or a class with tests does not either, as long as nobody calls it."""
+
 Item = list[Any]
 """`["setup", source]`, `["test", source]` or `["call", call, expected]`: what a sandbox's tests are given."""
 
@@ -71,19 +74,23 @@ def _split(source: str) -> Iterator[Item]:
     """One source as its tests, with what stands between them as setup."""
     body = _parsed(source, "exec").body
     if not any(isinstance(statement, ast.Assert) for statement in body):
-        yield ["test", source]
+        yield ["setup" if all(isinstance(statement, SETUP) for statement in body) else "test", source]
         return
     waiting: list[ast.stmt] = []
     for statement in body:
         if isinstance(statement, ast.Assert):
             if waiting:
-                yield ["setup", "\n".join(map(ast.unparse, waiting))]
+                yield ["setup", _unparsed(waiting)]
             waiting = []
-            yield ["test", ast.unparse(statement)]
+            yield ["test", _unparsed([statement])]
         else:
             waiting.append(statement)
-    if waiting:  # a call of a function with tests, perhaps
-        yield ["test", "\n".join(map(ast.unparse, waiting))]
+    if not all(isinstance(statement, SETUP) for statement in waiting):  # a call of a function with tests, perhaps
+        yield ["test", _unparsed(waiting)]
+
+
+def _unparsed(statements: list[ast.stmt]) -> str:
+    return "\n".join(map(ast.unparse, statements))
 
 
 def _named(items: Iterator[Item]) -> RowTests:
@@ -99,8 +106,10 @@ def _named(items: Iterator[Item]) -> RowTests:
             own.add((node.asname or node.name).partition(".")[0])
         elif isinstance(node, ast.arg):
             own.add(node.arg)
-    if not {node.id for node in names} - own:
-        raise ValueError("no test uses a name of the answer's that is not built into Python, so that nothing is tested")
+    if not found.count or not {node.id for node in names} - own:
+        raise ValueError(
+            "nothing is tested: no assert and no call uses a name of the answer's that is not built into Python"
+        )
     return found
 
 

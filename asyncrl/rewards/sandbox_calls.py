@@ -7,8 +7,8 @@ whatever its class says of itself. The answer's process sees the arguments of it
 
 | crosses as                      | what                                                                            |
 |---------------------------------|---------------------------------------------------------------------------------|
-| a copy                          | None, bool, int, float, complex, str, bytes, list, tuple, dict, set, frozenset; |
-|                                 | of their subclasses the data                                                    |
+| a copy                          | None, bool, int, float, complex, str, bytes, list, tuple, dict, set, frozenset, |
+|                                 | range, Decimal, Fraction; of their subclasses the data; of a NumPy scalar too   |
 | a copy, and back after the call | an argument that is a list, dict, set or bytearray: functions change them       |
 | a handle                        | functions, classes, instances, iterators                                        |
 """
@@ -22,6 +22,8 @@ import os
 import struct
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 
 HEADER = struct.Struct(">I")
@@ -214,8 +216,14 @@ class Peer:
             return {"s": [self.encoded(item) for item in set.__iter__(value)]}
         if isinstance(value, frozenset):
             return {"f": [self.encoded(item) for item in frozenset.__iter__(value)]}
-        if hasattr(type(value), "__index__"):  # a NumPy integer
-            return self.encoded(operator.index(value))
+        if isinstance(value, range):
+            return {"r": [self.encoded(number) for number in (value.start, value.stop, value.step)]}
+        if isinstance(value, Decimal):
+            return {"n": Decimal.__str__(value)}
+        if isinstance(value, Fraction):
+            return {"q": [self.encoded(value.numerator), self.encoded(value.denominator)]}
+        if getattr(value, "shape", None) == () and hasattr(value, "item"):  # a NumPy scalar
+            return self.encoded(value.item())
         if not self._opened and not callable(value):
             raise TypeError(f"a test can give data and functions to an answer, not a {type(value).__name__}")
         return {"mine": self._number(value)}
@@ -229,7 +237,7 @@ class Peer:
                 return value
             ((tag, content),) = value.items()
             return self._decoders()[tag](content)
-        except (ValueError, TypeError, KeyError, IndexError, RecursionError) as error:
+        except (ValueError, TypeError, LookupError, ArithmeticError, RecursionError) as error:
             raise Gone(f"not a value: {type(error).__name__}: {error}") from None
 
     def _decoders(self) -> dict[str, Callable[[Any], Any]]:
@@ -243,6 +251,9 @@ class Peer:
             "a": bytearray.fromhex,
             "d": lambda content: {self.decoded(key): self.decoded(item) for key, item in content},
             "t": lambda content: tuple(items(content)),
+            "r": lambda content: range(*items(content)),
+            "n": Decimal,
+            "q": lambda content: Fraction(*items(content)),
             "s": lambda content: set(items(content)),
             "f": lambda content: frozenset(items(content)),
             "mine": lambda content: Handle(self, int(content)),

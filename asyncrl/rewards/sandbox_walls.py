@@ -66,9 +66,10 @@ def check() -> None:
         try:
             ask()
         except OSError as error:
+            reason = os.strerror(error.errno or 0)
             raise Unprotected(
-                f"a model's code is only run shut in, and this kernel gives no {name} ({os.strerror(error.errno or 0)}). Take Linux "
-                "5.13 or newer with landlock in /sys/kernel/security/lsm; in Docker, 23 or newer"
+                f"a model's code is only run shut in, and this kernel gives no {name} ({reason}). Take Linux 5.13 or "
+                "newer with landlock in /sys/kernel/security/lsm; in Docker, 23 or newer"
             ) from None
 
 

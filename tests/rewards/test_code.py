@@ -71,6 +71,19 @@ def test_tests_may_be_functions_and_values(check: Check, tests: object) -> None:
     assert check("def double(n): return 5", tests).wrong == "wrong_output"
 
 
+def test_tests_may_be_a_script_of_unittest(check: Check) -> None:
+    script = (
+        "import unittest\n"
+        "class Double(unittest.TestCase):\n"
+        "    def test_two(self): self.assertEqual(double(2), 4)\n"
+        "if __name__ == '__main__':\n"
+        "    unittest.main()\n"
+    )
+    assert check(RIGHT, script) == Finding({"code": 1.0})
+    for wrong in ("def double(n): return 5", "def load_tests(*_): return 0\ndef double(n): return 5"):
+        assert check(wrong, script).parts == {"code": 0.0}
+
+
 def test_programs_are_tested_by_what_they_print(check: Check) -> None:
     tests = [{"stdin": "2\n", "stdout": "4\n"}, {"stdin": "3", "stdout": "6"}]
     assert check("print(2 * int(input()))", tests) == Finding({"code": 1.0})

@@ -27,6 +27,11 @@ def test_a_list_of_asserts_is_as_many_tests() -> None:
     assert read_tests(["assert f(1) == 2", "assert f(2) == 3"]).count == 2
 
 
+def test_what_only_sets_up_is_no_test_that_always_passes() -> None:
+    found = read_tests(["", "import math", "assert f(1) == 2\nx = 1"])
+    assert [item[0] for item in found.items] == ["setup", "setup", "test"]
+
+
 def test_tests_that_are_done_are_left_out_and_their_setups_stay() -> None:
     found = read_tests("a = 1\nassert f(a)\nb = 2\nassert f(b)")
     assert found.after(1) == [["setup", "a = 1"], ["setup", "b = 2"], ["test", "assert f(b)"]]
@@ -46,7 +51,15 @@ def test_what_is_no_test_is_refused(given: object) -> None:
         read_tests(given)
 
 
-@pytest.mark.parametrize("given", ["", "x = 1", "assert 1 == 1", "def check(f): assert f(1)", "assert abs(-1) == 1"])
+@pytest.mark.parametrize(
+    "given",
+    [
+        *("", "x = 1", "assert 1 == 1", "def check(f): assert f(1)", "assert abs(-1) == 1"),
+        "def test_double():\n    assert double(2) == 4\n",
+        "import unittest\nclass T(unittest.TestCase):\n    def test(self): self.assertEqual(double(2), 4)\n",
+        ["import math", "x = double(2)"],
+    ],
+)
 def test_tests_that_pass_whatever_the_answer_is_are_refused(given: str) -> None:
     with pytest.raises(ValueError, match="nothing is tested"):
         read_tests(given)
@@ -63,6 +76,7 @@ def test_tests_that_pass_whatever_the_answer_is_are_refused(given: str) -> None:
         ("```python\nx\n```\n```python\ny", "x"),
         ("````python\ns = '''\n```\n'''\n````", "s = '''\n```\n'''"),
         ("```Python3 title=a\r\nx\r\n```", "x"),
+        ("```python\ns = '\u2028\x0c'\n```", "s = '\u2028\x0c'"),
         ("```python\n```", ""),
         ("`x` and ```python x```", None),
     ],

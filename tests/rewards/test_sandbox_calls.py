@@ -6,8 +6,11 @@ import json
 import math
 from collections import Counter, OrderedDict, namedtuple
 from collections.abc import Iterator
+from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 
+import numpy
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -66,6 +69,12 @@ def test_numbers_that_json_has_not_cross() -> None:
     assert math.copysign(1, crossed(-0.0)) == -1
 
 
+def test_other_numbers_cross_too() -> None:
+    values = [Fraction(1, 3), Decimal("0.10"), Decimal("NaN"), range(5, 1, -2), numpy.int8(3), numpy.float32(0.5)]
+    arrived = crossed([*values, numpy.bool_(True)])
+    assert repr(arrived) == repr([*values[:4], 3, 0.5, True])
+
+
 def test_anything_else_is_a_handle_that_equals_no_data() -> None:
     arrived = crossed(object())
     assert isinstance(arrived, Handle)
@@ -75,7 +84,20 @@ def test_anything_else_is_a_handle_that_equals_no_data() -> None:
 
 @pytest.mark.parametrize(
     "sent",
-    [{"x": 1}, {}, {"i": "zz"}, {"t": 5}, {"s": [[]]}, {"b": "0"}, {"yours": 0}, {"a": 1, "b": 2}, {"d": [[1]]}],
+    [
+        {"x": 1},
+        {},
+        {"i": "zz"},
+        {"t": 5},
+        {"s": [[]]},
+        {"b": "0"},
+        {"yours": 0},
+        {"a": 1, "b": 2},
+        {"d": [[1]]},
+        {"q": [1, 0]},
+        {"n": "x"},
+        {"r": [0, 1, 0]},
+    ],
 )
 def test_what_nobody_sends_ends_the_tests(sent: object) -> None:
     with pytest.raises(Gone):
