@@ -95,6 +95,8 @@ def read_conversations(files: Files, *, messages: str, prompt: str, answer: str,
         _check_turns(where, turns)
         return Conversation(where, turns)
 
+    for warning in files.warnings:
+        log.warning("%s", warning)
     rows = [row for _, row in files.parsed(parse, bad, first=len(files))]
     if not rows:
         raise DataError(

@@ -122,6 +122,7 @@ class Dataset:
             "duplicates": len(examined.repeated),
             "contradictory": len(examined.contradicting),
         }
+        self.warnings += files.warnings
         self.warnings += [f"left out ({reason}): {first}" for reason, first in bad.examples.items()]
         if several := len(examined.contradicting):
             one, other = (files.where(position) for position in examined.contradicting[0].tolist())

@@ -55,6 +55,11 @@ class Files:
         """The files themselves, those inside a saved dataset's folder too."""
         return [file for rows in self._parts for file in rows.sources]
 
+    @property
+    def warnings(self) -> list[str]:
+        """What is not read of the files, for a person."""
+        return [warning for rows in self._parts for warning in rows.warnings]
+
     def __len__(self) -> int:
         return self._ends[-1]
 

@@ -82,6 +82,12 @@ def read_prompt(where: str, column: str, value: Any) -> Prompt:
                 f"{where}: a message in column {column!r} is {shown(message)}: "
                 'give {"role": "user", "content": "..."}, both strings',
             )
+        if message.get("tool_calls"):
+            raise RowError(
+                "wrong-type",
+                f"{where}: a message in column {column!r} has tool_calls, of which the model would see nothing: write "
+                "them into the content, as the model writes them",
+            )
         check_text(where, column, message["content"])
     if not any(message["role"] == "user" for message in value):
         raise RowError(

@@ -39,6 +39,8 @@ class Rows(Protocol):
     path: Path
     sources: Sequence[Path]
     """The files themselves, where `path` is a folder."""
+    warnings: Sequence[str]
+    """What is not read of the file, for a person."""
 
     def __len__(self) -> int: ...
 
@@ -58,6 +60,7 @@ class Spans:
         """decode: of FILE:ROW and its bytes."""
         self.path = path
         self.sources: Sequence[Path] = [path]
+        self.warnings: Sequence[str] = ()
         self._content = content
         self._places = places
         self._decode = decode

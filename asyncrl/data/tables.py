@@ -8,7 +8,6 @@ often a million rows.
 from __future__ import annotations
 
 import json
-import logging
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
@@ -21,8 +20,6 @@ import pyarrow.parquet as pq
 from asyncrl.data.content import SMALL
 from asyncrl.data.errors import DataError, RowError
 from asyncrl.data.kept import kept
-
-log = logging.getLogger(__name__)
 
 BATCH = 16384
 """Rows that are unpacked and written together: megabytes, and a file of ten million has few enough of them that they
@@ -47,8 +44,8 @@ class Table:
         if repeated := next((name for name in names if names.count(name) > 1), None):
             raise DataError(f"{path} has the column {repeated!r} twice: give each column a name of its own")
         left_out = [f"{field.name} ({field.type})" for field in schema if not _is_json(field.type)]
-        if left_out:
-            log.warning("%s: columns that hold no text, numbers, lists or objects are left out: %s", path, left_out)
+        said = f"{path}: columns that hold no text, numbers, lists or objects are left out: {', '.join(left_out)}"
+        self.warnings: Sequence[str] = [said] if left_out else []
         usable = [field.name for field in schema if _is_json(field.type)]
         self._batches = [batch.select(usable) for batch in batches if batch.num_rows]
         self._ends = list(accumulate(batch.num_rows for batch in self._batches))

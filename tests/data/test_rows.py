@@ -80,6 +80,10 @@ def test_a_line_separator_inside_a_string_does_not_end_the_row(file: Path) -> No
         (b'{"prompt": null, "answer": "a"}', r":1: the prompt .* is null"),
         (b'{"prompt": ["hi"], "answer": "a"}', r':1: a message in column \'prompt\' is "hi": give'),
         (b'{"prompt": [{"role": "user"}], "answer": "a"}', r":1: a message in column 'prompt' is"),
+        (
+            b'{"prompt": [{"role": "user", "content": "p", "tool_calls": [1]}], "answer": "a"}',
+            r":1: a message in column 'prompt' has tool_calls",
+        ),
         (b'{"prompt": [], "answer": "a"}', r":1: the messages in column 'prompt' have none of role user"),
         (b'{"prompt": "p", "answer": "a", "answer": "b"}', r":1: the key 'answer' occurs twice"),
         (b'{"prompt": "p", "answer": "a", "x": {"y": 1, "y": 2}}', r":1: the key 'y' occurs twice"),
