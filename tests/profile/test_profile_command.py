@@ -101,7 +101,8 @@ model: {{path: {model}}}
 task:
   type: mixture
   tasks:
-    - {{name: short, task: {{type: reverse, digits: [2, 2], rewards: [{{type: length, weight: 0.5, target_tokens: 0}}]}}}}
+    - name: short
+      task: {{type: reverse, digits: [2, 2], rewards: [{{type: length, weight: 0.5, target_tokens: 0}}]}}
     - {{name: long, task: {{type: reverse, digits: [5, 5]}}}}
 collector: {{sampling: {{max_tokens: 8}}}}
 """
