@@ -87,7 +87,7 @@ REPLACED = [
         (r"(?<![\\a-zA-Z])pi(?![a-zA-Z])", r"\\pi "),
         (r"(?<![\\a-zA-Z])sqrt\s*\(([^()]*)\)", r"\\sqrt{\1}"),
         (rf"(?<=[\d}}])\s*(?!\\text\s*\{{\s*{NOT_UNITS}){UNIT}\s*\.?$", ""),
-        (r"(?<![\d.\w}])(\d+)\s+(?:and\s+)?(\d+)\s*/\s*(\d+)(?!\d)", r"\1\\frac{\2}{\3}"),
+        (r"(?<![\d.\w}])(\d+)\s+(\d+)\s*/\s*(\d+)(?!\d)", r"\1\\frac{\2}{\3}"),
         (BARE_UNIT, r"\1"),
         (r"^(-?\d{1,3})((?: \d{3})+)(?=\.\d|$)", lambda found: found[1] + found[2].replace(" ", "")),
     )

@@ -83,15 +83,20 @@ class Checker:
         self._configs = recipe.tasks_by_key(convert({"task": task}).task)
         self._tasks: dict[str, Task] = {key: construct(one, seed=seed) for key, one in self._configs.items()}
         self._max_tokens = max_tokens
+        self._built: dict[tuple[str, str], Verifier] = {}
 
     def score(self, row: dict[str, Any], answer: dict[str, Any]) -> Finding:
         """The rows of `row["split"]` of the task `row["task"]`, by the part `row["part"]`."""
-        part = checked(self._configs[row["task"]])[row["part"]]
-        try:
-            built = verifier(part, max_tokens=self._max_tokens)
-        except ModuleNotFoundError as error:
-            return Finding({"bad": 0.0, "looked_at": 0.0}, LACKING, str(error))
-        return look(self._tasks[row["task"]], row["split"], built)
+        task, name = row["task"], row["part"]
+        if (task, name) not in self._built:
+            try:
+                part = checked(self._configs[task])[name]
+                self._built[task, name] = verifier(part, max_tokens=self._max_tokens)
+            except ModuleNotFoundError as error:
+                if error.name is not None:  # Python's own: a module of the user's. A part's names the package instead
+                    raise
+                return Finding({"bad": 0.0, "looked_at": 0.0}, LACKING, str(error))
+        return look(self._tasks[task], row["split"], self._built[task, name])
 
     def verify(self, part: str, row: dict[str, Any], answer: dict[str, Any]) -> object:
         """Never called: no part has a limit of its own here."""

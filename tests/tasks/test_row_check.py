@@ -76,6 +76,13 @@ async def test_a_function_that_fails_to_import_is_an_error_with_its_place(
 
 
 @pytest.mark.asyncio
+async def test_a_function_that_there_is_not_is_the_recipes_fault_and_not_a_lacking_package(tmp_path: Path) -> None:
+    with pytest.raises(TaskError, match="No module named 'no_such_rewards'") as error:
+        await checked(task_with(tmp_path, ["5", "6"], Function(function="no_such_rewards:score")))
+    assert not isinstance(error.value, NotInstalled)
+
+
+@pytest.mark.asyncio
 async def test_a_verifier_that_ends_its_process_is_an_error_and_not_a_hang(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
