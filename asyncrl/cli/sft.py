@@ -22,7 +22,7 @@ RESUMABLE = ("data.heldout", "data.train", "model.path", "run.grace_s", "run.max
 
 @click.command()
 @click.argument("recipe", required=False)
-@click.option("--data", metavar="FILE", help="JSONL: rows of messages, or of a prompt and an answer. Sets data.train.")
+@click.option("--data", metavar="FILE", help="Rows of messages, or of a prompt and an answer. Sets data.train.")
 @click.option("--model", metavar="PATH", help="A folder or a Hugging Face id. Sets model.path.")
 @resume_option
 @set_option
