@@ -89,7 +89,7 @@ class ErrandsTask(ScoringTask, frozen=True, kw_only=True):
 
 
 class SingleTurnTask(RewardedTask, frozen=True, kw_only=True):
-    """Prompts and answers from JSONL files; `data.train` has no default."""
+    """Prompts and answers from files; `data.train` has no default."""
 
     type: Literal["single-turn"] = "single-turn"
     data: DataSource

@@ -1,4 +1,4 @@
-"""`agent`: rows from JSONL files for an agent of the user's, which calls the policy as often as it likes."""
+"""`agent`: rows from files for an agent of the user's, which calls the policy as often as it likes."""
 
 from __future__ import annotations
 
