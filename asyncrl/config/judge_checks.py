@@ -10,7 +10,7 @@ from asyncrl.config.recipe import Recipe
 from asyncrl.config.rewards import JUDGE_FIELD, Judge, Part, RewardModel
 from asyncrl.config.server_url import check_url
 
-_ANY_FIELD = re.compile(r"\{([A-Za-z_]+)\}")
+_ANY_FIELD = re.compile(r"(?<![\w}])\{([A-Za-z_]{2,})\}")  # but for \boxed{answer} and \frac{ab}{cd}
 _DEVICE = re.compile(r"cpu|cuda(:\d+)?")
 
 

@@ -22,7 +22,7 @@ import msgspec
 
 from asyncrl.config.rewards import RewardModel, part_name
 from asyncrl.rewards.base import Finding, Unscored
-from asyncrl.rewards.conversation import Messages, answered, asked
+from asyncrl.rewards.conversation import answered, asked
 from asyncrl.rewards.pool import REAP_LIMIT_S, VerifierError
 from asyncrl.rewards.reward_model_process import Loaded, Number
 from asyncrl.rewards.worker import HEADER
@@ -38,9 +38,9 @@ those which come meanwhile do not wait long for theirs."""
 
 @dataclass(slots=True, eq=False)
 class _Call:
-    """An answer to score."""
+    """An answer to score. body: its conversation, encoded: one that cannot be sent fails alone."""
 
-    conversation: Messages
+    body: msgspec.Raw
     scored: asyncio.Future[Number] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
 
@@ -63,7 +63,7 @@ class RewardModelPart:
         """See Remote. Raises Unscored, and VerifierError if the model cannot be loaded any more."""
         if self._closed:
             raise VerifierError(f"the reward model {self._name!r} is closed")
-        call = _Call(asked(row) + answered(answer))
+        call = _Call(msgspec.Raw(msgspec.msgpack.encode(asked(row) + answered(answer))))
         self._waiting.append(call)
         if self._serving is None:
             self._serving = asyncio.create_task(self._serve())
@@ -107,7 +107,7 @@ class RewardModelPart:
             self._process = await _Scores.start(self._name, self._part)
         left = dict(enumerate(batch))
         try:
-            self._process.send(msgspec.msgpack.encode([call.conversation for call in batch]))
+            self._process.send(msgspec.msgpack.encode([call.body for call in batch]))
             while left:
                 async with asyncio.timeout(self._part.timeout_s):
                     numbers = msgspec.msgpack.decode(await self._process.frame(), type=list[Number])
@@ -117,7 +117,7 @@ class RewardModelPart:
                         call.scored.set_result(number)
         except TimeoutError:
             await self._lose(left, TIMEOUT, f"a batch took longer than timeout_s = {self._part.timeout_s:g} s")
-        except (asyncio.IncompleteReadError, ConnectionError):
+        except (asyncio.IncompleteReadError, ConnectionError, msgspec.DecodeError):  # a library has found the stream
             await self._lose(left, DIED, "the reward model's process ended during the call: see its output above")
 
     async def _lose(self, left: Mapping[int, _Call], failure: str, detail: str) -> None:

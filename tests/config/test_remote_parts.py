@@ -66,6 +66,11 @@ def test_a_reward_model_that_cannot_be_meant_is_refused(
         assert word in said
 
 
+def test_braces_of_other_languages_are_no_fields(load: Load) -> None:
+    prompt = r"Is {answer} right? Write \\frac{ab}{cd}, {x}, {} or {\"score\": 1}"
+    load(JUDGE % (f', prompt: "{prompt}"', ""))
+
+
 def test_a_recipe_names_where_the_key_is_and_not_what_it_is(load: Load) -> None:
     keys: dict[str, Any] = {"environ": {"JUDGE_KEY": "sk-1"}}
     recipe = load(JUDGE % (", api_key_env: JUDGE_KEY, extra_body: {api_key: sk-2}", ""), **keys).recipe

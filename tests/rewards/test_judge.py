@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sqlite3
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from asyncrl.config.recipe import Collector
 from asyncrl.config.rewards import Judge
 from asyncrl.rewards.base import Finding, Unscored
 from asyncrl.rewards.judge import JudgePart
+from asyncrl.rewards.judge_cache import ReplyCache
 from asyncrl.rewards.judge_limits import BudgetSpent, Pace
 from asyncrl.rewards.pool import VerifierError
 from asyncrl.rewards.scoring import Score
@@ -304,6 +305,29 @@ async def test_a_reply_is_kept_for_the_next_process_and_read_anew(tmp_path: Path
             assert (await verdict(judge)).parts["judge"] == pytest.approx(6 / 9)
             await judge.close()
             assert len(server.questions) == asked, "another setting is another question"
+
+
+async def test_several_processes_may_keep_replies_and_one_that_is_killed_leaves_no_half_of_one(
+    tmp_path: Path, start: Callable[..., Any]
+) -> None:
+    program = (
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from asyncrl.rewards.judge_cache import ReplyCache\n"
+        "cache = ReplyCache(Path(sys.argv[1]))\n"
+        "for n in range(10**6 if sys.argv[2] == 'killed' else 300):\n"
+        "    cache.put(b'%d' % n, f'{n} ' * 500)\n"
+        "    if n == 50: print('writes', flush=True)\n"
+    )
+    killed, *others = (start("-c", program, str(tmp_path), name) for name in ("killed", "a", "b"))
+    assert await asyncio.to_thread(killed.stdout.readline) == "writes\n"
+    killed.kill()
+    for process in others:
+        said, errors = await asyncio.to_thread(process.communicate, timeout=LIMIT_S)
+        assert process.returncode == 0, said + errors
+    cache = ReplyCache(tmp_path)
+    assert all(cache.get(b"%d" % n) == f"{n} " * 500 for n in range(300))
+    cache.close()
 
 
 async def test_what_was_unreadable_is_not_kept(tmp_path: Path) -> None:

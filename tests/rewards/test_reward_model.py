@@ -161,6 +161,8 @@ async def test_answers_that_come_together_and_alone_get_the_same(model: Path) ->
     async with scoring(model) as part:
         found = await asyncio.wait_for(asyncio.gather(*(part.verify(ROW, said(text)) for text in answers)), LIMIT_S)
         again = await asyncio.wait_for(part.verify(ROW, said("four")), LIMIT_S)
+        with pytest.raises(UnicodeEncodeError):  # alone: it never is in a batch
+            await part.verify(ROW, said("\ud800"))
         episode = await asyncio.wait_for(part.verify(row, {**said("b"), "messages": turns}), LIMIT_S)
         process = process_of(part)
     values = [finding.parts["taste"] for finding in found]
