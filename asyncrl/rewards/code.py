@@ -15,14 +15,11 @@ from asyncrl.rewards.code_tests import RowTests, read_tests
 from asyncrl.rewards.exact import CUT_OFF
 from asyncrl.rewards.sandbox import Ended, Sandbox, SandboxError
 from asyncrl.rewards.sandbox_calls import ENDED
-from asyncrl.rewards.sandbox_tests import GONE
+from asyncrl.rewards.sandbox_tests import FORBIDDEN, GONE, MEMORY, RUNTIME_ERROR, WRONG_OUTPUT
 
 NO_CODE = "no_code"
 SYNTAX_ERROR = "syntax_error"
-RUNTIME_ERROR = "runtime_error"
-WRONG_OUTPUT = "wrong_output"
 TIMEOUT = "timeout"
-FORBIDDEN = "forbidden"
 TESTS_NOT_RUN = "tests_not_run"
 
 FENCE = re.compile(r" {0,3}(?P<marks>`{3,})[ \t]*(?P<language>[\w+-]*)[^`\n]*")
@@ -33,7 +30,7 @@ LAST_LINE = {
     "SyntaxError": SYNTAX_ERROR,
     "IndentationError": SYNTAX_ERROR,
     "TabError": SYNTAX_ERROR,
-    "MemoryError": "memory",
+    "MemoryError": MEMORY,
     "PermissionError": FORBIDDEN,
     "OSError: [Errno 27]": "disk_flood",  # EFBIG
 }

@@ -1,8 +1,9 @@
 """Which system calls a sandboxed process may make: a seccomp filter (seccomp(2), BPF).
 
-A list of what is allowed, not of what is forbidden: the kernel gains calls, and each that is not here fails with EPERM,
-which Python raises as PermissionError. What is here reads, computes, or acts on files that were opened, which Landlock
-decides (`sandbox_walls.py`). Some calls are allowed for some arguments only, each for a reason that stands beside it.
+A list of what is allowed, not of what is forbidden: the kernel gains calls, and each that is not here fails, with
+EPERM, which Python raises as PermissionError, or as on a kernel that has no such call yet. What is here reads,
+computes, or acts on files that were opened, which Landlock decides (`sandbox_walls.py`). Some calls are allowed for
+some arguments only, each for a reason that stands beside it.
 
 The published bindings need the C library `libseccomp`, which slim images do not have; a filter is 300 numbers.
 """
@@ -25,8 +26,13 @@ KILL = 0x80000000
 ALLOW = 0x7FFF0000
 FAIL = 0x00050000  # with the errno in its low bits
 REFUSED = FAIL | errno.EPERM
+UNKNOWN = FAIL | errno.ENOSYS
 LOAD, EQUAL, AT_LEAST, AND, RETURN = 0x20, 0x15, 0x35, 0x54, 0x06
 NUMBER, ARCHITECTURE, ARGUMENTS = 0, 4, 16  # offsets in struct seccomp_data
+
+NEW = 424
+"""From this number on, calls are numbered alike on all machines, and came with Linux 5.1 and later. C libraries do
+without them, if they hear that there are none."""
 
 X32 = 0x40000000  # bit of the x32 interface's numbers, which are other calls under the same architecture
 
@@ -49,7 +55,7 @@ clock_nanosleep:230/115 getitimer:36/102 setitimer:38/103 alarm:37/- pause:34/- 
 rt_sigprocmask:14/135 rt_sigreturn:15/139 rt_sigpending:127/136 rt_sigsuspend:130/133 rt_sigtimedwait:128/137
 sigaltstack:131/132 restart_syscall:219/128 exit:60/93 exit_group:231/94"""
 _BY_ARGUMENT = """open:2/- openat:257/56 fcntl:72/25 ioctl:16/29 prctl:157/167 prlimit64:302/261 clone:56/220
-clone3:435/435 kill:62/129 tgkill:234/131 socketpair:53/199 seccomp:317/277"""
+kill:62/129 tgkill:234/131 socketpair:53/199 seccomp:317/277"""
 
 AF_UNIX, SOCK_STREAM, SOCK_TYPE = 1, 1, 0xF
 CLONE_THREAD = 0x10000
@@ -91,10 +97,8 @@ def program(machine: Machine, pid: int) -> list[Instruction]:
     """The filter of the process `pid`."""
     special = numbers(_BY_ARGUMENT, machine.column)
     rules = {
-        # Threads, not processes. clone3 has its flags in memory, where no filter can look: the C library then takes
-        # clone, if it hears that there is no clone3.
+        # Threads, not processes. (clone3, which has its flags in memory, where no filter can look, is a NEW one.)
         "clone": [_argument(0), (AND, 0, 0, CLONE_THREAD), *_one_of([CLONE_THREAD])],
-        "clone3": [(RETURN, 0, 0, FAIL | errno.ENOSYS)],
         # Not F_SETOWN and F_SETSIG, with which a descriptor sends a signal to any process.
         "fcntl": [_argument(1), *_one_of(OWN_FLAGS)],
         "ioctl": [_argument(1), *_one_of(QUESTIONS)],
@@ -122,7 +126,7 @@ def program(machine: Machine, pid: int) -> list[Instruction]:
     for name, rule in rules.items():
         if name in special:
             made += [(EQUAL, 0, len(rule), special[name]), *rule]
-    return [*made, (RETURN, 0, 0, REFUSED)]
+    return [*made, (AT_LEAST, 0, 1, NEW), (RETURN, 0, 0, UNKNOWN), (RETURN, 0, 0, REFUSED)]
 
 
 def _argument(n: int, *, high: bool = False) -> Instruction:

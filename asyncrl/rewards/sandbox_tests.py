@@ -17,7 +17,11 @@ GONE = "gone"
 """Class of the last record where the answer's process did not answer any more."""
 
 SAW_THE_END = 3  # exit code of the tests then
-CLASSES = {MemoryError: "memory", PermissionError: "forbidden"}
+RUNTIME_ERROR = "runtime_error"
+WRONG_OUTPUT = "wrong_output"
+MEMORY = "memory"
+FORBIDDEN = "forbidden"
+CLASSES = {MemoryError: MEMORY, PermissionError: FORBIDDEN}
 """Of what a test raises that the answer's process raised."""
 
 
@@ -74,16 +78,16 @@ def tested(peer: Peer, content: list[Any], namespace: dict[str, Any]) -> tuple[s
         found = eval(compile(source, "tests.py", "eval"), namespace)
         if same(found, content[1]):
             return "", ""
-        return "wrong_output", f"{source:.200} is {found!r:.150}, expected {content[1]!r:.150}"
+        return WRONG_OUTPUT, f"{source:.200} is {found!r:.150}, expected {content[1]!r:.150}"
     except AssertionError as error:
         if error is not peer.raised:
-            return "wrong_output", f"failed: {source:.300} {error}"
-        return "runtime_error", f"AssertionError: {error}, in {source:.300}"
+            return WRONG_OUTPUT, f"failed: {source:.300} {error}"
+        return RUNTIME_ERROR, f"AssertionError: {error}, in {source:.300}"
     except SystemExit as error:  # a test's own: what the answer raises is another class by then
-        return ("", "") if not error.code else ("wrong_output", f"exit code {error.code} of {source:.300}")
+        return ("", "") if not error.code else (WRONG_OUTPUT, f"exit code {error.code} of {source:.300}")
     except Exception as error:
         last = str(error) if isinstance(error, Foreign) else traceback.format_exception_only(error)[-1].strip()
-        wrong = CLASSES.get(type(error), "runtime_error") if error is peer.raised else "runtime_error"
+        wrong = CLASSES.get(type(error), RUNTIME_ERROR) if error is peer.raised else RUNTIME_ERROR
         return wrong, f"{last}, in {source:.300}"
 
 

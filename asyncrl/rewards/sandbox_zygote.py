@@ -8,7 +8,8 @@ It has a session of its own and outlives the verifier that it belongs to, which 
 as it takes to kill the children and remove their folders. Processes that a child abandons would become this one's
 (it is a "subreaper"): after each program every child is killed until there is none.
 
-It imports the standard library only: site-packages are not on its path, unless a recipe names modules.
+It imports the standard library only, so that its messages are JSON: site-packages are not on its path, unless a recipe
+names modules.
 """
 
 from __future__ import annotations
@@ -346,6 +347,7 @@ def read_frame(stream: socket.socket) -> tuple[bytes, list[int]]:
 
 
 def say(commands: socket.socket, message: Any) -> None:
+    """The same to a verifier that may be gone."""
     with suppress(OSError):  # the verifier is gone, which is seen where commands are read
         write_frame(commands, message)
 
