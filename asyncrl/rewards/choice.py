@@ -9,11 +9,10 @@ from typing import Any
 
 from asyncrl.config.rewards import Choice, part_name
 from asyncrl.rewards.base import BadRow, Finding
-from asyncrl.rewards.exact import CUT_OFF, WRONG_ANSWER
+from asyncrl.rewards.exact import CUT_OFF, NO_ANSWER, WRONG_ANSWER
 from asyncrl.rewards.math_box import Unclosed, boxed
 from asyncrl.rewards.math_text import TEXT, folded
 
-NO_ANSWER = "no_answer"
 AMBIGUOUS = "ambiguous"
 
 USUAL = 4  # letters, where rows do not say what the options are

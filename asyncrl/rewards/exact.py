@@ -9,6 +9,7 @@ from asyncrl.config.rewards import Exact, part_name
 from asyncrl.rewards.base import BadRow, Finding
 
 CUT_OFF = "cut_off"
+NO_ANSWER = "no_answer"  # of verifiers that look for the answer in a text
 WRONG_ANSWER = "wrong_answer"
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from asyncrl.config.rewards import Math, part_name
 from asyncrl.rewards.base import BadRow, Finding
-from asyncrl.rewards.exact import CUT_OFF, WRONG_ANSWER
+from asyncrl.rewards.exact import CUT_OFF, NO_ANSWER, WRONG_ANSWER
 from asyncrl.rewards.gold import golds
 from asyncrl.rewards.math_box import Unclosed, boxed, last_expression
 from asyncrl.rewards.math_gold import Gold, compared, gold
@@ -26,7 +26,6 @@ from asyncrl.rewards.math_number import read
 from asyncrl.rewards.math_text import plain
 from asyncrl.rewards.time_limit import Late, limit
 
-NO_ANSWER = "no_answer"  # no box, or an empty one
 UNREADABLE = "unreadable"  # a box that is not closed, or no mathematics
 TOO_COMPLEX = "too_complex"
 TIMEOUT = "timeout"  # of the algebra over this answer

@@ -10,10 +10,9 @@ from typing import Any
 
 from asyncrl.config.rewards import F1, Regex, part_name
 from asyncrl.rewards.base import Finding
-from asyncrl.rewards.exact import CUT_OFF, WRONG_ANSWER
+from asyncrl.rewards.exact import CUT_OFF, NO_ANSWER, WRONG_ANSWER
 from asyncrl.rewards.gold import golds
 
-NO_ANSWER = "no_answer"
 PARTIAL = "partial_answer"
 
 ARTICLE = re.compile(r"\b(?:a|an|the)\b")
