@@ -14,7 +14,7 @@ One entry an answer:
     reward, parts           None: unscored, then `failure` says why, else "". parts: by name
     wrong                   class of what is wrong with a scored answer, "" if nothing is
     detail                  of `failure` or `wrong`, for a person
-    read                    what the verifier took for the answer, by which votes are counted; else its stripped text
+    read                    what the verifier took for the answer, by which votes are counted; "": its whole text
     finish_reason, tokens   tokens: sampled, of all turns
     latency_s               of its requests, at the engine, other requests' share of it included; None: nothing sampled
     difficulty              the row's value in the column that the request names, if it does
@@ -175,7 +175,7 @@ def _entry(about: Mapping[str, Any], prompt: Prompt, played: Played, text: str, 
         "failure": score.failure,
         "wrong": score.wrong,
         "detail": score.detail,
-        "read": score.read or text.strip(),
+        "read": score.read,
         "finish_reason": played.finish_reason,
         "tokens": tokens,
         "latency_s": seconds if tokens else None,

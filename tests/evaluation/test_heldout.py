@@ -129,7 +129,7 @@ async def test_what_is_wrong_and_why_something_is_unscored_are_kept_apart() -> N
     assert (wrong["reward"], wrong["failure"], wrong["wrong"]) == (0.0, "", "wrong_answer")
     assert (wrong["detail"], wrong["verifier_s"], wrong["version"]) == ("expected '321'", 0.5, 7)
     assert (unscored["reward"], unscored["failure"], unscored["wrong"]) == (None, "verifier_nan", "")
-    assert (wrong["read"], unscored["read"]) == ("12", "(1 simulated tokens)")
+    assert (wrong["read"], unscored["read"]) == ("12", "")
     assert (unscored["parts"], unscored["verifier_s"]) == ({"exact": None}, None)
     json.dumps(result, allow_nan=False)
     assert wrong["row_id"] == "simulated-0", "a train row"
