@@ -322,8 +322,15 @@ class Programs:
             reason = "output_flood"
         if not reason and code in (-signal.SIGXCPU, -signal.SIGKILL):  # by the kernel, for one limit or the other
             reason = "timeout" if self._cpu_s >= int(self._run.total_s) else "memory"
-        said = [text.decode(errors="replace") or "it never began" for text in self._states.values() if text != STANDING]
-        return {"reason": reason, "code": code, "failed": said[0] if said else ""}
+        return {"reason": reason, "code": code, "failed": self._failed(reason)}
+
+    def _failed(self, reason: str) -> str:
+        """Why the run says nothing of the program; "" if it does. The tests may not have begun when it was ended for
+        what it did by itself."""
+        for n, said in enumerate(self._states.values()):
+            if said != STANDING and (said or n == 0 or reason in ("", "timeout")):
+                return said.decode(errors="replace") or "a process did not begin in time"
+        return ""
 
 
 def read_text(descriptor: int) -> str:
