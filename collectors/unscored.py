@@ -22,6 +22,10 @@ GROUPS = 8
 WINDOW = 4
 """x that number: the answers that count. A verifier that begins to fail is seen after two fewest numbers of answers."""
 
+FIX = (
+    "Mend the verifiers and go on with `asyncrl run --resume`. If so many are meant to have no score, begin with another "
+    "collector.max_unscored (null: any)"
+)
 EXAMPLES = 3
 SHOWN = 100
 """Characters of an answer, and of what the verifier said, in an example."""
@@ -75,7 +79,7 @@ def _said(unscored: list[Missed], answers: int, limit: float) -> str:
     newest = {one.failure: one for one in unscored}
     shown = [newest[failure] for failure, _ in classes][:EXAMPLES]
     shown += [one for one in reversed(unscored) if one not in shown][: EXAMPLES - len(shown)]
-    return "\n".join([first, *(one.line() for one in shown)])
+    return "\n".join([first, *(one.line() for one in shown), FIX])
 
 
 def _short(text: str) -> str:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncrl.collectors.scoring import ENGINE_ERROR, SimulatedScorer
-from asyncrl.collectors.unscored import FEWEST, GROUPS, WINDOW, Missed, TooManyUnscored, UnscoredWatch
+from asyncrl.collectors.unscored import FEWEST, FIX, GROUPS, WINDOW, Missed, TooManyUnscored, UnscoredWatch
 from asyncrl.rewards.judge_limits import BudgetSpent
 from asyncrl.rewards.scoring import Score
 
@@ -43,18 +43,19 @@ def test_it_says_how_many_of_which_class_with_an_example_of_each() -> None:
         "  row r33, verifier_raised: KeyError: 'a'; the answer: answer 33",
         "  row a, verifier_timeout: late; the answer: x",
         "  row b, judge_unavailable: down; the answer: (empty)",
+        FIX,
     ]
 
 
 def test_of_one_class_there_are_several_examples() -> None:
     words = ended_at([missed(row_id=f"r{n}") for n in range(64)], 0.5)[1]
-    assert [line.split(",")[0] for line in words.splitlines()[1:]] == ["  row r63", "  row r62", "  row r61"]
+    assert [line.split(",")[0] for line in words.splitlines()[1:-1]] == ["  row r63", "  row r62", "  row r61"]
 
 
 def test_an_example_cannot_steer_a_terminal_or_fill_it() -> None:
     odd = missed(row_id="a\nError: b", detail="\x1b[2J" + "d" * 5000, answer="\x1b]0;title\x07\r\u202e\n" + "x" * 10**6)
     words = ended_at([odd] * 64, 0.5)[1]
-    assert len(words.splitlines()) == 2, "the same answer is one example"
+    assert len(words.splitlines()) == 3, "the same answer is one example"
     assert all(char.isprintable() or char == "\n" for char in words)
     assert len(words) < 1000
 
