@@ -23,8 +23,8 @@ WINDOW = 4
 """x that number: the answers that count. A verifier that begins to fail is seen after two fewest numbers of answers."""
 
 FIX = (
-    "Mend the verifiers and go on with `asyncrl run --resume`. If so many are meant to have no score, begin with another "
-    "collector.max_unscored (null: any)"
+    "Mend the verifiers and go on with `asyncrl run --resume`. If so many are meant to have no score, begin with "
+    "another collector.max_unscored (null: any)"
 )
 EXAMPLES = 3
 SHOWN = 100
