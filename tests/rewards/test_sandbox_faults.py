@@ -331,15 +331,17 @@ def test_no_process_gets_a_signal(run: Run) -> None:
 
 
 def test_nothing_is_left_of_twenty_programs_without_end(
-    sandboxes: Callable[[str], Sandbox], eventually: Eventually
+    open_folder: Path, monkeypatch: pytest.MonkeyPatch, eventually: Eventually
 ) -> None:
-    sandbox = sandboxes("")
-    zygote = psutil.Process(sandbox.pid)
-    folders = Path(tempfile.gettempdir())
-    before = len(psutil.Process().children(recursive=True))
-    for _ in range(20):
-        assert sandbox.run("open('a', 'w').write('a')\nwhile True: pass", "", limit_s=0.1).reason == "timeout"
-    assert zygote.children(recursive=True) == []
-    assert len(psutil.Process().children(recursive=True)) == before
-    mine = [path for path in folders.glob("asyncrl-sandbox-*") if path.stat().st_uid == os.getuid()]
-    assert eventually(10, lambda: all(not any(path.iterdir()) for path in mine if path.exists()))
+    monkeypatch.setattr(tempfile, "tempdir", str(open_folder))
+    with Sandbox(memory_bytes=MEMORY) as sandbox:
+        zygote = psutil.Process(sandbox.pid)
+        before = len(psutil.Process().children(recursive=True))
+        for _ in range(20):
+            ended = sandbox.run("open('a', 'w').write('a')\nwhile True: pass", "", limit_s=0.1)
+            assert ended.reason == "timeout"
+        assert zygote.children(recursive=True) == []  # zombies would be among them
+        assert len(psutil.Process().children(recursive=True)) == before
+        (home,) = open_folder.iterdir()
+        assert eventually(10, lambda: list(home.iterdir()) == [])
+    assert list(open_folder.iterdir()) == []
