@@ -307,8 +307,25 @@ def test_an_interrupt_ends_it_with_its_verifiers(begin, descendants, eventually,
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_a_runs_last_checkpoint_gives_the_runs_last_evaluation(cli, tmp_path):
-    assert cli("run", "--set", "run.max_steps=3", "--set", "eval.prompts=64").returncode == 0
-    assert cli("eval", "--n", "1", "--json", "out.json").returncode == 0
+    asked = {
+        "run.max_steps": 4,
+        "eval.every_steps": 2,
+        "eval.prompts": 64,
+        "eval.n": 3,
+        "eval.sampling.temperature": 0.8,
+    }
+    done = cli("run", *(option for key, value in asked.items() for option in ("--set", f"{key}={value}")))
+    assert done.returncode == 0, done.stderr
     (folder,) = (tmp_path / "runs").iterdir()
+    written = {path.stem: json.loads(path.read_text()) for path in (folder / "eval").iterdir()}
+    assert {"eval-1-0", "eval-1-4"} <= set(written) <= {"eval-1-0", "eval-1-2", "eval-1-4"}
+    for name, result in written.items():
+        assert {f"eval-1-{answer['version']}" for answer in result["answers"]} == {name}, "one version, by its name"
+        assert (result["sampling"]["temperature"], result["report"]["samples"]) == (0.8, 3)
+    assert cli("eval", "--json", "out.json").returncode == 0
+    ours, last = document(tmp_path), written["eval-1-4"]
+    assert ours["weights"] == last["weights"] == [1, 4]
+    assert ours["report"]["metrics"]["reward"] == last["report"]["metrics"]["reward"]
+    assert [answer["seed"] for answer in ours["answers"]] == [answer["seed"] for answer in last["answers"]]
     summary = json.loads((folder / "summary.json").read_text())
-    assert document(tmp_path)["report"]["metrics"]["reward"]["value"] == summary["success_after"]
+    assert (summary["success_after"], summary["eval_n"]) == (last["success"], 64)
