@@ -105,7 +105,9 @@ def _numbers(rule: Rule, document: Mapping[str, Any], side: Mapping[str, Any]) -
     if rule.task and rule.task in tasks:
         metrics = tasks[rule.task]["metrics"]
     elif rule.task and rule.task not in (there := _tasks(document)):
-        raise GateError(f"--gate: {rule.text!r}: no held-out prompt is of that task; there are {', '.join(there)}")
+        raise GateError(
+            f"--gate: {rule.text!r}: no held-out prompt is of that task; there are {', '.join(map(repr, there))}"
+        )
     if rule.metric in metrics:
         numbers: Numbers = metrics[rule.metric]
         return numbers

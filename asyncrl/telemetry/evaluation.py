@@ -193,7 +193,7 @@ def moved_rows(document: Mapping[str, Any]) -> list[tuple[str, str]]:
 def gate_rows(gate: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Each rule with its verdict, and theirs together."""
     rules = gate["rules"]
-    rows = [("rule", f"{one['verdict']:<11}  {one['rule']}: {one['said']}") for one in rules]
+    rows = [("rule", f"{one['verdict']:<11}  {visible(one['rule'])}: {one['said']}") for one in rules]
     broken = sum(one["verdict"] != "holds" for one in rules)
     said = (
         "holds"
