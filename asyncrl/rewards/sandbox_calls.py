@@ -67,6 +67,10 @@ class Handle:
         return self._peer.call(self, arguments, named)
 
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            # Libraries ask for these, and believe what they say: with an `__array_interface__`, NumPy would take any
+            # place in this process's memory for the answer's array.
+            raise AttributeError(f"{name} of an object of the answer's is not asked for")
         return self._peer.ask("get", self._number, name)
 
     def __setattr__(self, name: str, value: Any) -> None:

@@ -154,7 +154,7 @@ def count(n):
 def apply(function, *arguments): return function(*arguments)
 def refuse(n): raise Odd(f"{n} is odd")
 def leave(n): raise SystemExit(n)
-def look(function): return function.__globals__
+def look(function): return function._peer.ask("get", function._number, "__globals__")
 def read(function): return function.secret
 def deep(n):
     found = []
@@ -188,6 +188,21 @@ def deep(n):
 def test_what_tests_do_with_an_answers_own_objects_works(sandbox: Sandbox, test: str) -> None:
     ended = sandbox.test(ANSWER, [["test", test]], limit_s=30, total_s=60)
     assert ended.records == (("", ""), ("", ""))
+
+
+def test_an_answer_cannot_have_a_library_read_memory_of_the_tests() -> None:
+    answer = (
+        "import ctypes\n"
+        "held = (ctypes.c_double * 2)(1.0, 2.0)\n"
+        "class Array:\n"
+        "    __array_interface__ = {\n"
+        "        'shape': (2,), 'typestr': '<f8', 'version': 3, 'data': (ctypes.addressof(held), True)\n"
+        "    }\n"
+        "def f(): return Array()"
+    )
+    tests = [["setup", "import numpy"], ["test", "assert numpy.asarray(f()).dtype == object"]]
+    with Sandbox(memory_bytes=256 << 20, modules=["numpy"]) as sandbox:
+        assert sandbox.test(answer, tests, limit_s=30, total_s=60).records == (("", ""), ("", ""))
 
 
 @pytest.mark.parametrize("attempt", ["look", "read"])
