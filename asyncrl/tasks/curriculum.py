@@ -10,6 +10,7 @@ from pathlib import Path
 
 from asyncrl.config.curriculum import Curriculum
 from asyncrl.tasks.base import Row, TaskError
+from asyncrl.tasks.mixture import BETWEEN
 from asyncrl.tasks.order import permute, row_index
 from asyncrl.tasks.pass_rates import read_pass_rates
 
@@ -83,7 +84,7 @@ def course_of(
     """
     path = Path(curriculum.pass_rates).expanduser()
     measured = read_pass_rates(path)
-    own = {row_id.removeprefix(f"{name}/"): rate for row_id, rate in measured.items()} if name else measured
+    own = {row_id.removeprefix(f"{name}{BETWEEN}"): rate for row_id, rate in measured.items()} if name else measured
     # A profile, and a run, ask from the beginning of this order: mostly these are the rows, wherever they stand.
     first = (row_index(n, len(rows), seed=seed, shuffle=shuffle) for n in range(min(len(rows), 2 * len(own))))
     rates: dict[int, float] = {}

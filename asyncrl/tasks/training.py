@@ -23,9 +23,9 @@ def train_rows(task: Task, config: recipe.Task, *, seed: int) -> RowOf:
 
     Raises DataError and TaskError for a curriculum that has no use.
     """
-    if not (isinstance(config, recipe.MixtureTask) and isinstance(task, Mixture)):
-        assert not isinstance(config, recipe.MixtureTask), "a mixture is built of a mixture's recipe"
+    if not isinstance(config, recipe.MixtureTask):
         return _alone(task, config, seed=seed, key="task", name=None)
+    assert isinstance(task, Mixture), "which is what a mixture's recipe builds"
     own = [
         _alone(one, mixed.task, seed=seed, key=f"task.tasks[{n}].task", name=name)
         for n, (mixed, (name, one)) in enumerate(zip(config.tasks, task.tasks.items(), strict=True))
