@@ -48,6 +48,7 @@ TABLE = (
         ("orchestrator.group_size", "rollouts_per_example"),
     ),
     Names("buffer.dynamic_sampling", (), ("grpo.use_dynamic_sampling",), (), ()),
+    Names("task.chat_template_args", (), (), ("data.apply_chat_template_kwargs",), ()),
     Names("task.rewards", ("reward_funcs", "reward_weights"), ("grpo.reward_shaping",), (), ()),
     Names("learner.groups_per_step", (), ("grpo.num_prompts_per_step",), ("data.train_batch_size",), ()),
     Names("learner.updates_per_step", (), (), ("actor_rollout_ref.actor.ppo_mini_batch_size",), ()),
