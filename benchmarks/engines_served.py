@@ -12,6 +12,7 @@ from asyncrl.collectors.engines.base import Completion, Engine, Request, Samplin
 from asyncrl.collectors.evaluation.standalone import own_weights
 from asyncrl.collectors.fleet import engine_makers
 from asyncrl.config.recipe import Recipe
+from asyncrl.staleness import Weights
 
 LIMIT_S = 600.0
 """For anything an engine is asked to do here, on a machine that is busy."""
@@ -24,7 +25,7 @@ async def served(recipe: Recipe, path: Path) -> AsyncIterator[Engine]:
     async with asyncio.timeout(LIMIT_S):
         await engine.start()
         try:
-            await engine.stage(await asyncio.to_thread(own_weights, recipe, path))
+            await engine.stage(await asyncio.to_thread(own_weights, recipe, path, Weights(0, 0)))
             await engine.activate()
             yield engine
         finally:

@@ -15,7 +15,8 @@ from pathlib import Path
 
 from asyncrl.benchmarks.frame import Measured, Row, Say, Target
 from asyncrl.benchmarks.runs import train
-from asyncrl.collectors.evaluation.report import REWARD, comparison
+from asyncrl.collectors.evaluation.compared import comparison
+from asyncrl.config.evaluation import REWARD
 from asyncrl.learners.cache import BuiltinModelError
 from asyncrl.learners.evaluation import stored_evaluations
 from asyncrl.learners.smollm2 import ensure_smollm2

@@ -13,7 +13,7 @@ from typing import Any
 
 from asyncrl.buffers.base import Buffer
 from asyncrl.buffers.concurrency import end_all
-from asyncrl.config.evaluation import SUCCESS, Eval, sampling_changes
+from asyncrl.config.evaluation import REWARD, Eval, sampling_changes
 from asyncrl.learners.watch import Evaluated
 from asyncrl.staleness import Weights
 from asyncrl.telemetry.documents import write_document
@@ -131,7 +131,7 @@ def result_of(folder: Path, weights: Weights, *, metric: str) -> float | None:
     except FileNotFoundError:
         return None
     metrics = result.get("report", {}).get("metrics", {})
-    value: float | None = result["success"] if metric == SUCCESS else metrics.get(metric, {}).get("value")
+    value: float | None = result["success"] if metric == REWARD else metrics.get(metric, {}).get("value")
     return value
 
 

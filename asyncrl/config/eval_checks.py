@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import re
-
 from asyncrl.config.errors import RecipeError, quoted
-from asyncrl.config.evaluation import FEWEST_VOTES, SUCCESS, Eval, powers_of_two
+from asyncrl.config.evaluation import FEWEST_VOTES, NUMBERED, REWARD, Eval, powers_of_two
 from asyncrl.config.recipe import AgentTask, Recipe, SglangEngine, SingleTurnTask
-
-_NUMBERED = re.compile(r"(pass|majority)@([1-9]\d*)")
 
 
 def check_eval(recipe: Recipe) -> None:
@@ -62,9 +58,9 @@ def _check_sampling(recipe: Recipe) -> None:
 
 
 def _check_metric(config: Eval, samples: int) -> None:
-    if config.metric == SUCCESS:
+    if config.metric == REWARD:
         return
-    numbered = _NUMBERED.fullmatch(config.metric)
+    numbered = NUMBERED.fullmatch(config.metric)
     if numbered is None:
         raise RecipeError(f"eval.metric is {quoted(config.metric)}; write reward, pass@K or majority@N")
     kind, k = numbered[1], int(numbered[2])

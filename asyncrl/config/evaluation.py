@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any
 
 import msgspec
@@ -9,11 +10,14 @@ from msgspec import Meta, field
 
 from asyncrl.config.section import Positive, Section
 
-SUCCESS = "reward"
+REWARD = "reward"
 """The metric that a run's success is: the mean reward of the task, without what is for training."""
 
 FEWEST_VOTES = 3
 """Answers of a majority: that of two is one of them, so pass@1 again."""
+
+NUMBERED = re.compile(r"(pass|majority)@([1-9]\d*)")
+"""Metrics whose name says of how many answers."""
 
 
 class EvalSampling(Section, frozen=True, kw_only=True):
@@ -37,7 +41,7 @@ class Eval(Section, frozen=True, kw_only=True):
     sampling: EvalSampling = field(default_factory=EvalSampling)
     pass_above: float = 0.0  # an answer passes if its reward is above it
     difficulty: str | None = None  # a column of the rows; results are shown by its values too
-    metric: str = SUCCESS  # which checkpoints are the best (keep_best) says this one: reward, pass@K or majority@N
+    metric: str = REWARD  # which checkpoints are the best (keep_best) says this one: reward, pass@K or majority@N
 
 
 def sampling_changes(config: EvalSampling) -> dict[str, Any]:

@@ -23,7 +23,8 @@ import msgspec
 from safetensors import SafetensorError
 
 from asyncrl.buffers.archive import Archive
-from asyncrl.collectors.evaluation.report import REWARD, report
+from asyncrl.collectors.evaluation.report import report
+from asyncrl.config.evaluation import REWARD
 from asyncrl.config.identity import identity, portable, recipe_hash
 from asyncrl.config.loading import recipe_from_document
 from asyncrl.config.recipe import BUILTIN_MODELS, Recipe, to_builtins

@@ -11,8 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from asyncrl.collectors.evaluation.report import REWARD, less_is_better
+from asyncrl.collectors.evaluation.report import less_is_better
 from asyncrl.collectors.evaluation.statistics import FEWEST_PROMPTS, LEVEL
+from asyncrl.config.evaluation import REWARD
 from asyncrl.runtime.gate_rules import GateError, Rule, Rules
 
 Verdict = Literal["holds", "fails", "cannot tell"]

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, cast
 
+from asyncrl.config.evaluation import FEWEST_VOTES, NUMBERED
 from asyncrl.config.yaml_text import YamlTextError, parse
 
 DEFAULT = "default"
@@ -25,7 +26,6 @@ DEFAULT = "default"
 Condition = Literal[">=", ">", "<=", "<", "better", "not worse", "not worse by"]
 
 METRICS = ("reward", "unscored", "truncated", "tokens", "tokens_per_success")
-NUMBERED = re.compile(r"(pass|majority)@([1-9]\d*)")
 NAMED = re.compile(r"(?:reward|wrong)/\S+")
 CLASS = re.compile(r"[a-z][a-z0-9_.-]*")
 
@@ -85,9 +85,9 @@ def check_rules(rules: Rules, *, ks: Sequence[int], samples: int, compared: bool
         kind, k = numbered[1], int(numbered[2])
         if kind == "pass" and k not in ks:
             raise GateError(f"--gate: {rule.text!r}: there is pass@{', pass@'.join(map(str, ks))}; ask for it: --k {k}")
-        if kind == "majority" and (k != samples or k < 3):
-            there = f"there is majority@{samples}" if samples >= 3 else "a majority needs three answers"
-            raise GateError(f"--gate: {rule.text!r}: {there}; ask for it: --n {max(k, 3)}")
+        if kind == "majority" and (k != samples or k < FEWEST_VOTES):
+            there = f"there is majority@{samples}" if samples >= FEWEST_VOTES else "a majority needs three answers"
+            raise GateError(f"--gate: {rule.text!r}: {there}; ask for it: --n {max(k, FEWEST_VOTES)}")
 
 
 def _lines(file: Path) -> list[str]:

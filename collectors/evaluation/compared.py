@@ -22,7 +22,6 @@ from typing import Any
 
 from asyncrl.collectors.evaluation.heldout import wrong_of
 from asyncrl.collectors.evaluation.report import (
-    REWARD,
     TOKENS_PER_SUCCESS,
     Answers,
     Key,
@@ -36,6 +35,7 @@ from asyncrl.collectors.evaluation.report import (
     solved,
 )
 from asyncrl.collectors.evaluation.statistics import mean_with_interval, ratio_difference, sign_flip_p
+from asyncrl.config.evaluation import REWARD
 
 RIGHT = "right"
 

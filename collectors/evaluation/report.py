@@ -41,13 +41,10 @@ from asyncrl.collectors.evaluation.statistics import (
     pass_at_k,
     ratio_with_interval,
 )
+from asyncrl.config.evaluation import FEWEST_VOTES, REWARD
 
-REWARD = "reward"
 TOKENS_PER_SUCCESS = "tokens_per_success"
 SOLVED = ("never", "sometimes", "always")
-
-FEWEST_VOTES = 3
-"""A majority of two answers is one of them: pass@1 again."""
 
 Answers = Sequence[Mapping[str, Any]]
 Key = tuple[str, str]

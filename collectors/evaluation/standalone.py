@@ -23,9 +23,6 @@ from asyncrl.staleness import Weights
 from asyncrl.tasks.base import Split
 from asyncrl.weights.base import StagedWeights
 
-FIXED = Weights(0, 0)
-"""What the engines are told they serve where a model is no version of a run."""
-
 LOOK_S = 2.0
 """How often the engines are looked at; the end of the work does not wait for it."""
 
@@ -40,7 +37,7 @@ async def evaluate_folder(
     adjust: Callable[[Sampling], Sampling],
     on_answer: Callable[[int, int], None],
     split: Split = "heldout",
-    weights: Weights = FIXED,
+    weights: Weights,
     difficulty: str | None = None,
 ) -> list[dict[str, Any]]:
     """Answer the first `prompts` rows of a split of the recipe's task `samples` times each with the model in
@@ -82,7 +79,7 @@ async def evaluate_folder(
         await asyncio.gather(fleet.close(), player.close())
 
 
-def own_weights(recipe: Recipe, model_path: Path, weights: Weights = FIXED) -> StagedWeights:
+def own_weights(recipe: Recipe, model_path: Path, weights: Weights) -> StagedWeights:
     """The weights that a folder written by save_pretrained holds, as they are served: in the recipe's dtype, on the
     CPU, named and hashed by the one rule that learner and engines share."""
     import torch

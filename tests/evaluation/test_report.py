@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from asyncrl.collectors.evaluation.compared import comparison
-from asyncrl.collectors.evaluation.report import REWARD, key_of, prompt_metrics, report
+from asyncrl.collectors.evaluation.report import key_of, prompt_metrics, report
+from asyncrl.config.evaluation import REWARD
 
 
 def answer(row: str, reward: float | None, failure: str = "", finish: str = "stop", **more: Any) -> dict[str, Any]:
