@@ -12,7 +12,8 @@ from asyncrl.learners import smollm2 as model
 
 
 def evaluated(folder: Path, version: int, rewards: list[float]) -> None:
-    answers = [{"row_id": f"row-{n}", "reward": reward} for n, reward in enumerate(rewards)]
+    ended = {"failure": "", "finish_reason": "stop"}
+    answers = [{"row_id": f"row-{n}", "reward": reward, **ended} for n, reward in enumerate(rewards)]
     document = {"success": sum(rewards) / len(rewards), "answers": answers}
     (folder / "eval").mkdir(exist_ok=True)
     (folder / "eval" / f"eval-1-{version}.json").write_text(json.dumps(document))
