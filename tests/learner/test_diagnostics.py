@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from asyncrl.learners.advantages import advantages
 from asyncrl.learners.batch import make_batch
-from asyncrl.learners.diagnostics import continued, step_metrics
+from asyncrl.learners.diagnostics import continued, step_metrics, task_metrics
 from asyncrl.learners.step import Seen
 from asyncrl.schema import pack, to_batch
 from asyncrl.staleness import Weights
@@ -191,3 +192,17 @@ def test_a_batch_in_which_nothing_is_scored_has_no_averages_and_no_nan(make_row,
     assert (found["reward/mean"], found["ess"], found["age/max"], found["mismatch/age0"]) == (None,) * 4
     assert (found["zero_variance"], found["tokens"], found["failures"]) == (1.0, 0, {"verifier_raised": 2})
     json.dumps(found, allow_nan=False)
+
+
+def test_rewards_of_each_task_of_a_mixture_stand_apart(make_row, make_group) -> None:
+    def of(task: str, number: int, *rewards: float, **info: float):
+        made = (make_row([1], [2], [-1.0], reward=r, weights=Weights(1, 3), member=n) for n, r in enumerate(rewards))
+        rows = [replace(row, info=info) for row in made]
+        return to_batch(replace(make_group(rows, ticket=number), task=task))
+
+    packed = pack([of("a", 0, 1.0, 0.0), of("b", 1, -0.5, math.nan, outcome=1.0), of("a", 2, 1.0)])
+    assert task_metrics(packed, ["a", "b", "c"]) == {
+        **{"reward/mean/a": pytest.approx(2 / 3), "reward/mean/b": -0.5, "reward/mean/c": None},
+        **{"outcome/mean/a": pytest.approx(2 / 3), "outcome/mean/b": 1.0, "outcome/mean/c": None},
+    }
+    assert task_metrics(packed, []) == {}
