@@ -32,14 +32,15 @@ _CLASS = re.compile(r"[a-z][a-z0-9_.-]{0,63}")
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """Parts by name (None where one has no finite number); `failure`: why it is unscored, "" if it is scored;
-    `wrong`: the class of what is wrong with a scored answer, "" if nothing is; what a person should know of it; and
-    `read`: what was taken for the answer, "" for its whole text."""
+    `wrong`: the class of what is wrong with a scored answer, "" if nothing is; what a person should know of it;
+    `read`: what was taken for the answer, "" for its whole text; `by`: a part of the verifier that named the class."""
 
     parts: dict[str, float | None]
     failure: str = ""
     detail: str = ""
     wrong: str = ""
     read: str = ""
+    by: str = ""
 
 
 def judge(returned: object) -> Verdict:
@@ -58,7 +59,8 @@ def judge(returned: object) -> Verdict:
         if returned.wrong and not _CLASS.fullmatch(str(returned.wrong)):
             complaint = f"the class of what is wrong is {returned.wrong!r:.100}: write one like 'wrong_answer'"
             return Verdict(verdict.parts, INVALID, complaint)
-        return replace(verdict, wrong=returned.wrong, detail=short(returned.detail), read=short(returned.read))
+        by = next(iter(verdict.parts), "") if returned.wrong else ""
+        return replace(verdict, wrong=returned.wrong, detail=short(returned.detail), read=short(returned.read), by=by)
     if (count := _count(returned)) is not None:
         complaint = f"score returned {count} values ({type(returned).__name__}); it is called once for each answer: "
         return Verdict({"reward": None}, INVALID, complaint + "return one number, or parts by name")
@@ -136,12 +138,14 @@ def _list(names: Iterable[str]) -> str:
     return ", ".join(map(repr, sorted(names)))
 
 
-def joined(verdicts: Sequence[Verdict]) -> Verdict:
+def joined(verdicts: Sequence[Verdict], order: Sequence[str] = ()) -> Verdict:
     """One verdict of several: all parts; the first failure, or else the first class of what is wrong, with its detail;
-    and what the first one that says so took for the answer.
+    and what the first one that says so took for the answer. order: of parts, by which classes are first; one of a part
+    that is not in it, such as the task's own, comes before all.
 
-    >>> joined([Verdict({"a": 1.0}), Verdict({"b": 0.0}, wrong="wrong_tool", detail="mail, not send")]).wrong
-    'wrong_tool'
+    >>> form, tool = Verdict({"form": 0.0}, wrong="wrong_format", by="form"), Verdict({"b": 0.0}, wrong="late", by="b")
+    >>> joined([form, tool]).wrong, joined([form, tool], order=["b", "form"]).wrong
+    ('wrong_format', 'late')
     """
     if len(verdicts) == 1:
         return verdicts[0]
@@ -154,9 +158,10 @@ def joined(verdicts: Sequence[Verdict]) -> Verdict:
     failed = next((verdict for verdict in verdicts if verdict.failure), None)
     if failed is not None:
         return Verdict(parts, failed.failure, failed.detail)
-    said = next((verdict for verdict in verdicts if verdict.wrong), verdicts[0])
+    wrong = [verdict for verdict in verdicts if verdict.wrong] or [verdicts[0]]
+    said = min(wrong, key=lambda verdict: order.index(verdict.by) if verdict.by in order else -1)
     read = next((verdict.read for verdict in verdicts if verdict.read), "")
-    return Verdict(parts, "", said.detail, said.wrong, read)
+    return Verdict(parts, "", said.detail, said.wrong, read, said.by)
 
 
 def weighted_sum(parts: Mapping[str, float | None], weights: Mapping[str, float]) -> float:

@@ -126,7 +126,8 @@ class Scoring(Scores):
             if name not in brings:
                 calls.append(_asked(remote, row, answer))
         found = [await calls[0]] if len(calls) == 1 else await _all(calls)
-        return self._finish(joined([scored.verdict for scored in found]), sum(scored.seconds for scored in found))
+        verdict = joined([scored.verdict for scored in found], order=list(self._weights))  # as in the recipe
+        return self._finish(verdict, sum(scored.seconds for scored in found))
 
     async def close(self) -> None:
         await asyncio.gather(self._pool.close(), *(remote.close() for remote in self._remotes.values()))

@@ -84,6 +84,16 @@ async def test_the_first_part_of_the_recipe_that_finds_something_wrong_names_the
 
 
 @pytest.mark.asyncio
+async def test_a_part_with_a_limit_of_its_own_keeps_its_place_in_the_recipe(functions: Callable[[str], None]) -> None:
+    functions("def tone(row, answer): return Finding({'tone': 0.0}, 'impolite')")
+    tone = {"type": "function", "function": "rewards_of_test:tone", "name": "tone"}
+    form = {"type": "format", "pattern": "nothing is like this"}
+    (first,) = await scored(task_of({**tone, "timeout_s": 20}, form), said("5"))
+    (second,) = await scored(task_of(form, {**tone, "timeout_s": 20}), said("5"))
+    assert (first.wrong, second.wrong) == ("impolite", "wrong_format")
+
+
+@pytest.mark.asyncio
 async def test_a_part_with_a_limit_of_its_own_is_killed_by_that_one_and_the_others_keep_theirs(
     functions: Callable[[str], None],
 ) -> None:
