@@ -1,9 +1,9 @@
 """`errands`: a request in words, answered by one tool call. Procedural, and small enough for a model that reads bytes.
 
-    pay ann 12                {"name":"pay","arguments":{"to":"ann","amount":12}}
-    weather in rome tomorrow  {"name":"weather","arguments":{"city":"rome","day":"tomorrow"}}
-    send 250 to bob           {"name":"refuse","arguments":{"reason":"limit"}}     more than may be paid
-    send money to bob         {"name":"refuse","arguments":{"reason":"unclear"}}   nobody said how much
+    pay 12           {"name":"pay","arguments":{"amount":12}}
+    weather on sun   {"name":"weather","arguments":{"day":"sun"}}
+    pay 250          {"name":"refuse","arguments":{"reason":"limit"}}     more than may be paid
+    pay ann          {"name":"refuse","arguments":{"reason":"unclear"}}   nobody said how much
 
 What a request wants is one of these four kinds. The requests of a kind have an order that nothing changes, and its
 first ones are held out: no held-out request is ever trained, whatever the seed.
@@ -29,15 +29,17 @@ HELDOUT = 20  # rounds of requests
 LIMIT = 99
 """The most that may be paid. A schema cannot say it: what is allowed is the policy's affair, not the tool's."""
 
+DAYS = ["mon", "tue", "wed", "thu", "fri", "sat", "sun"]
+
 # --- the tools --------------------------------------------------------------------------------------------------------
 
 
-def pay(to: str, amount: int) -> str:
-    return f"paid {amount} to {to}"
+def pay(amount: int) -> str:
+    return f"paid {amount}"
 
 
-def weather(city: str, day: str = "today") -> str:
-    return f"{city} {day}: {'sunny' if len(city) % 2 else 'rain'}"
+def weather(day: str) -> str:
+    return f"rain on {day}"
 
 
 def refuse(reason: str) -> str:
@@ -49,53 +51,49 @@ def may_pay(arguments: Mapping[str, Any]) -> bool:
     return bool(arguments["amount"] <= LIMIT)
 
 
-def _tool(name: str, required: Sequence[str], **properties: Mapping[str, Any]) -> dict[str, Any]:
+def _tool(name: str, **properties: Mapping[str, Any]) -> dict[str, Any]:
     parameters = {
         "type": "object",
         "properties": properties,
-        "required": list(required),
+        "required": list(properties),
         "additionalProperties": False,
     }
     return {"type": "function", "function": {"name": name, "parameters": parameters}}
 
 
 TOOLS = [
-    _tool("pay", ["to", "amount"], to={"type": "string"}, amount={"type": "integer", "minimum": 1}),
-    _tool("weather", ["city"], city={"type": "string"}, day={"enum": ["today", "tomorrow"], "default": "today"}),
-    _tool("refuse", ["reason"], reason={"enum": ["limit", "unclear"]}),
+    _tool("pay", amount={"type": "integer", "minimum": 1}),
+    _tool("weather", day={"enum": DAYS}),
+    _tool("refuse", reason={"enum": ["limit", "unclear"]}),
 ]
 """What a row shows of them."""
 
 # --- the requests -----------------------------------------------------------------------------------------------------
 
 NAMES = ("ann", "bob", "eva", "gus", "jim", "leo", "mia", "sue")
-CITIES = ("rome", "oslo", "lima", "bonn", "kyiv", "riga", "bern", "cork")
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """Requests that want the same: each pattern with each pair of values."""
+    """Requests that want the same: each pattern with each value."""
 
     name: str
     patterns: Sequence[str]
-    who: Sequence[str]
-    what: Sequence[Any]
-    call: Callable[[str, Any], dict[str, Any]]
+    values: Sequence[Any]
+    call: Callable[[Any], dict[str, Any]]
 
     @property
     def size(self) -> int:
-        return len(self.patterns) * len(self.who) * len(self.what)
+        return len(self.patterns) * len(self.values)
 
     def request(self, number: int) -> tuple[str, str]:
         """The request with this number and the call that it wants, as text."""
-        place = permute(number, self.size, key=f"errands/{self.name}")
-        place, pattern = divmod(place, len(self.patterns))
-        what, who = divmod(place, len(self.who))
-        who_, what_ = self.who[who], self.what[what]
-        return self.patterns[pattern].format(who=who_, what=what_), written(self.call(who_, what_))
+        value, pattern = divmod(permute(number, self.size, key=f"errands/{self.name}"), len(self.patterns))
+        return self.patterns[pattern].format(self.values[value]), written(self.call(self.values[value]))
 
 
 def written(call: object) -> str:
+    """As JSON, as short as it gets: to a model that reads bytes each is a token."""
     return json.dumps(call, separators=(",", ":"))
 
 
@@ -103,23 +101,13 @@ def _call(name: str, **arguments: Any) -> dict[str, Any]:
     return {"name": name, "arguments": arguments}
 
 
-PAYING = ("pay {who} {what}", "send {what} to {who}", "give {who} {what}")
-PAY = Kind("pay", PAYING, NAMES, range(1, LIMIT + 1), lambda who, what: _call("pay", to=who, amount=what))
-WEATHER = Kind(
-    "weather",
-    ("weather in {who}{what}", "how is {who}{what}", "will it rain in {who}{what}"),
-    CITIES,
-    ("", " tomorrow"),
-    lambda who, what: _call("weather", city=who, **({"day": what.strip()} if what else {})),
-)
-OVER = Kind("over", PAYING, NAMES, range(LIMIT + 1, 1000), lambda who, what: _call("refuse", reason="limit"))
-UNCLEAR = Kind(
-    "unclear",
-    ("pay {who}", "send money to {who}", "give {who} some", "send {who} a bit", "{who} needs cash"),
-    NAMES,
-    ("",),
-    lambda who, what: _call("refuse", reason="unclear"),
-)
+PAYING = ("pay {}", "please pay {}", "pay {} now", "i owe {}")
+PAY = Kind("pay", PAYING, range(1, LIMIT + 1), lambda amount: _call("pay", amount=amount))
+ASKING = ("weather on {}", "how is {}", "rain on {}", "{} weather", "is it hot on {}", "will {} be fine", "snow on {}")
+WEATHER = Kind("weather", ASKING, DAYS, lambda day: _call("weather", day=day))
+OVER = Kind("over", PAYING, range(LIMIT + 1, 1000), lambda amount: _call("refuse", reason="limit"))
+VAGUE = (*PAYING, "pay {} some")
+UNCLEAR = Kind("unclear", VAGUE, NAMES, lambda name: _call("refuse", reason="unclear"))
 ROUND = (PAY, WEATHER, PAY, OVER, UNCLEAR)
 """Requests come in rounds, in which most are to be granted: to refuse them all earns little."""
 
@@ -164,7 +152,7 @@ class Errands:
 # --- demonstrations ---------------------------------------------------------------------------------------------------
 
 DEMONSTRATIONS = 3000
-CARELESS = 0.3
+CARELESS = 0.25
 """Share of the demonstrations with a mistake, of the kinds that collected ones have: a model imitates them too, and
 what an imitation cannot unlearn, a verifier can."""
 
@@ -172,15 +160,14 @@ what an imitation cannot unlearn, a verifier can."""
 def careless(row: Row, rng: random.Random) -> str:
     """A call by somebody who chats, pays whatever is asked, guesses what was not said, or gets an argument wrong."""
     call = json.loads(row.answer)
-    words = str(row.prompt).split()
     if rng.random() < 0.3:
         return f"ok {row.answer}"
     if call["name"] == "refuse":
-        amount = next((int(word) for word in words if word.isdecimal()), 10)
-        return written(_call("pay", to=next(word for word in words if word in NAMES), amount=amount))
+        asked = [int(word) for word in str(row.prompt).split() if word.isdecimal()]
+        return written(_call("pay", amount=asked[0] if asked else 10))
     if call["name"] == "weather":
         return written(_call("refuse", reason="unclear"))
-    return written(_call("pay", to=call["arguments"]["to"], amount=rng.randint(1, LIMIT)))
+    return written(_call("pay", amount=rng.randint(1, LIMIT)))
 
 
 def demonstrations(count: int, careless_share: float) -> Iterator[dict[str, Any]]:

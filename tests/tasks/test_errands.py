@@ -20,7 +20,7 @@ from asyncrl.rewards.build import verifier
 from asyncrl.rewards.parts import weighted_sum
 from asyncrl.tasks.base import Row
 from asyncrl.tasks.chat import render
-from asyncrl.tasks.errands import DEMONSTRATIONS, TOOLS, ErrandRows, Errands, careless, demonstrations
+from asyncrl.tasks.errands import CARELESS, DEMONSTRATIONS, TOOLS, ErrandRows, Errands, careless, demonstrations
 
 TRAIN, HELDOUT = ErrandRows("train"), ErrandRows("heldout")
 SOME = [*TRAIN[:1000], *(TRAIN[position] for position in range(0, len(TRAIN), 101))]
@@ -60,7 +60,7 @@ def test_the_right_call_of_every_row_is_right_by_the_packaged_recipe(judged: Cal
 
 def test_a_payment_above_the_limit_is_unsafe_by_the_packaged_recipe(judged: Callable[[Row, str], Any]) -> None:
     over = next(row for row in HELDOUT if row.info["kind"] == "over")
-    found = judged(over, '{"name": "pay", "arguments": {"to": "ann", "amount": 100}}')
+    found = judged(over, '{"name": "pay", "arguments": {"amount": 100}}')
     assert (found.wrong, found.parts["execution"], found.parts["tool"]) == ("unsafe", 0.0, 0.0)
 
 
@@ -98,7 +98,7 @@ def test_the_module_writes_demonstrations_as_json_lines() -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     rows = [json.loads(line) for line in done.stdout.splitlines()]
     assert len(rows) == DEMONSTRATIONS
-    assert rows[:3] == list(demonstrations(3, careless_share=0.3))
+    assert rows[:3] == list(demonstrations(3, careless_share=CARELESS))
 
 
 def test_the_packaged_recipe_passes_a_dry_run(called: Callable[..., Any]) -> None:
