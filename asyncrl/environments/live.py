@@ -19,8 +19,9 @@ from asyncrl.environments.base import (
     Step,
 )
 from asyncrl.environments.processes import CallFailed, Process, Processes, ProcessesLost
+from asyncrl.rewards.tool_call_text import ToolCall
 from asyncrl.tasks.base import Answer, Message, Row
-from asyncrl.tasks.tool_calls import ToolCall, ToolFormat, tool_calls
+from asyncrl.tasks.tool_calls import ToolFormat, tool_calls
 from asyncrl.tasks.tools import as_text
 
 FAILURES = {"raised": RAISED, "timeout": TIMEOUT, "died": DIED, "invalid": INVALID}

@@ -16,7 +16,9 @@ try:
     from jsonschema.validators import validator_for
     from referencing import Registry
 except ImportError as error:
-    raise ModuleNotFoundError("the reward part `tool-call` needs jsonschema: pip install 'asyncrl[tool-call]'") from error
+    raise ModuleNotFoundError(
+        "the reward part `tool-call` needs jsonschema: pip install 'asyncrl[tool-call]'"
+    ) from error
 
 NOTHING_ELSE: Registry[Any] = Registry()
 """Where schemas that a schema names are looked up: jsonschema's own default would fetch them from the network."""
@@ -32,7 +34,7 @@ class Tool:
     def complaint(self, arguments: Mapping[str, Any]) -> str:
         """What the schema has against these arguments, "" if nothing."""
         try:
-            error = next(self.validator.iter_errors(arguments), None)
+            error = next(iter(self.validator.iter_errors(arguments)), None)
             return "" if error is None else f"{error.json_path}: {error.message}"
         except RecursionError:
             return "they are nested too deep"

@@ -9,7 +9,8 @@ from typing import Any
 
 from asyncrl.collectors.endpoint.messages import Meaning, canonical
 from asyncrl.collectors.engines.base import Completion
-from asyncrl.tasks.tool_calls import ToolCall, ToolFormat, tool_calls
+from asyncrl.rewards.tool_call_text import ToolCall
+from asyncrl.tasks.tool_calls import ToolFormat, tool_calls
 
 Document = dict[str, Any]
 

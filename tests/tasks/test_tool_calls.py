@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncrl.tasks.tool_calls import ToolCall, tool_calls
+from asyncrl.rewards.tool_call_text import ToolCall
+from asyncrl.tasks.tool_calls import tool_calls
 
 ADD = '{"name": "add", "arguments": {"a": 1}}'
 CALL = ToolCall("add", {"a": 1})
