@@ -16,7 +16,6 @@ from functools import cached_property
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from asyncrl.data.split import prompt_key, shared_prompts, split_heldout
 from asyncrl.tasks.base import Answer, Message, Row, Split, TaskError
 from asyncrl.tasks.chat import conversation
 from asyncrl.tasks.modules import complaint
@@ -90,6 +89,8 @@ class Verifiers:
 
     @cached_property
     def _splits(self) -> dict[Split, list[Row]]:
+        from asyncrl.data.split import prompt_key, shared_prompts, split_heldout  # a verifier process needs no rows
+
         train: list[Any] = self._load(self._own)  # rows; the split takes whatever has a prompt
         if self._config.heldout_args is not None:
             args = {**self._config.args, **self._config.heldout_args}

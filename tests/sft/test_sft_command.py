@@ -57,7 +57,7 @@ def test_flags_files_and_settings_come_together() -> None:
 
 
 def test_a_recipe_needs_nothing_but_its_rows(rows: Path) -> None:
-    assert "data.train is missing; name a JSONL file (--data train.jsonl" in refusal()
+    assert "data.train is missing; name a file (--data train.jsonl" in refusal()
     assert load_sft_recipe(None, flags={"data": str(rows)}).recipe == SftRecipe(
         data=type(SftRecipe().data)(train=str(rows))
     )
