@@ -36,7 +36,7 @@ class RowTests:
 
     @property
     def count(self) -> int:
-        return len(self.programs) + sum(item[0] != "setup" for item in self.items)
+        return len(self.programs) + sum(1 for item in self.items if item[0] != "setup")
 
     def after(self, done: int) -> list[Item]:
         """The items without the first `done` tests; their setups stay, as later ones may build on them."""
