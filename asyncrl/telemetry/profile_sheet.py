@@ -25,6 +25,9 @@ COLUMNS = ("id", "prompt", "answer", "expected", "judgement", "reward", "wrong")
 LONGEST_CELL = 32_000
 """Characters; spreadsheets cut a cell at 32,767."""
 
+LARGEST_CELL = 131_072
+"""Characters of a cell that is read: four times what is written, so that a quote which is missing ends soon."""
+
 FORMULA = "=+-@＝＋－＠"
 """What a cell that a spreadsheet computes begins with, also in the full width of East Asian input."""
 
@@ -136,6 +139,7 @@ def _rows(path: Path) -> Iterator[tuple[int, str, str]]:
     else:
         raise SheetError(f"{path}, row 1: no columns {' and '.join(wanted)}; keep the first row as it was written")
     places = [names.index(name) for name in wanted]
+    limit = csv.field_size_limit(LARGEST_CELL)  # of the module, for everybody
     try:
         for row, cells in enumerate(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter), 1):
             if row > 1 and any(map(str.strip, cells)):
@@ -143,3 +147,5 @@ def _rows(path: Path) -> Iterator[tuple[int, str, str]]:
                 yield row, identity, judgement
     except csv.Error as error:
         raise SheetError(f"{path}: {error}; keep the cells as they were written and fill in judgement only") from None
+    finally:
+        csv.field_size_limit(limit)

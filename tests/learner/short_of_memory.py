@@ -23,10 +23,10 @@ from asyncrl.learners.shrinking import Budget
 from asyncrl.learners.step import train_step
 from asyncrl.schema import decode
 
-BUDGET = 4096
+BUDGET = 8192
 """Of which the batch fills one micro-batch."""
 
-MARGIN = 64 << 20
+MARGIN = 96 << 20
 """Bytes beyond the peak of a step in half of the budget; a whole one needs several times as much."""
 
 
