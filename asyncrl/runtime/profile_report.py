@@ -45,8 +45,8 @@ class Setting:
     """What of the recipe the numbers are about.
 
     parts: weight and role of those that are not plain outcomes of weight 1; of a mixture by `task/part` (mixed).
-    fresh_only: groups of equal rewards are
-    left out and others take their place (`buffer.dynamic_sampling`). score_workers: verifier processes.
+    fresh_only: groups of equal rewards are left out and others take their place (`buffer.dynamic_sampling`).
+    score_workers: verifier processes.
     """
 
     group_size: int

@@ -40,7 +40,7 @@ class Trajectory:
     reward: float  # NaN = unscored
     reward_parts: Mapping[str, float | None]
     finish_reason: str  # stop | length | abort | error
-    failure: str = ""  # class, from the verifier or the engine
+    failure: str = ""  # reward NaN: why, from verifier or engine; else the class of what is wrong, "" if nothing is
     segment: int = 0
     turn_offsets: tuple[int, ...] = ()  # where each turn's sampled tokens begin
     turn_rewards: tuple[float, ...] = ()  # empty, or one per turn
