@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from asyncrl.collectors.fleet import CollectorError
+from asyncrl.collectors.service import Session
 from asyncrl.collectors.updates import Updates
 from asyncrl.staleness import Weights
 
@@ -46,20 +47,40 @@ async def test_an_evaluation_holds_the_weights_it_evaluates(kit):
     assert len({answer["seed"] for answer in result["answers"]}) == 3
 
 
-async def test_the_learner_goes_on_beside_a_long_evaluation(kit):
-    """As far as it may: to the age that groups of the weights that are evaluated can be trained at."""
+async def _train_while_an_evaluation_is_open(kit, *, samples):
+    """As far as it may: to the age that groups of the weights that are evaluated can be trained at. The evaluation's
+    result by then, None while it is still being answered."""
     engine = {"type": "simulated", "slots": 8, "token_s": 0.001, "mean_tokens": 20.0, "cv": 0.0}
     recipe = kit.recipe(collector={"engine": engine, "max_concurrent_groups": 4})
     buffer = kit.buffer(recipe)
     learner = kit.learner(buffer)
     async with kit.collecting(recipe, buffer) as task:
         await learner.start()
-        await buffer.request_evaluation({"id": "eval-1-0", "weights": [1, 0], "prompts": 1, "samples": 3000})
+        await buffer.request_evaluation({"id": "eval-1-0", "weights": [1, 0], "prompts": 1, "samples": samples})
         await kit.until(lambda: buffer.model.evaluation_claim == "c0-1", task)
         for _ in range(recipe.buffer.max_trajectory_age + 1):
             await learner.step()
-        assert await buffer.evaluation("eval-1-0", wait_s=0.0) is None, "it is still being answered"
-        assert buffer.model.members["c0-1"].serving == Weights(1, 0)
+        result = await buffer.evaluation("eval-1-0", wait_s=0.0)
+        if result is None:
+            assert buffer.model.members["c0-1"].serving == Weights(1, 0)
+        return result
+
+
+async def test_the_learner_goes_on_beside_a_long_evaluation(kit):
+    assert await _train_while_an_evaluation_is_open(kit, samples=3000) is None
+
+
+async def test_a_collector_that_rolls_out_after_its_evaluation_would_hold_up_the_learner(kit, monkeypatch):
+    """Negative control of the test above."""
+    start = Session._start
+
+    async def start_later(self, ticket):
+        if self.evaluation is not None:
+            await asyncio.wait({self.evaluation})
+        await start(self, ticket)
+
+    monkeypatch.setattr(Session, "_start", start_later)
+    assert await _train_while_an_evaluation_is_open(kit, samples=800) is not None
 
 
 async def test_what_the_learner_asks_for_is_sampled_and_measured(kit):
