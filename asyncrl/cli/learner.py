@@ -72,7 +72,9 @@ def learner(
     launch = Launch.of(os.environ)
     if launch is not None:
         loaded, previous = _launched(launch, loaded, recipe, previous, options)
-    from asyncrl.runtime.preflight import EMBEDDED, check  # after the recipe, whose errors need not wait for it
+    from asyncrl.runtime import data_report  # after the recipe, whose errors need not wait for it
+    from asyncrl.runtime.pinned import pinned
+    from asyncrl.runtime.preflight import EMBEDDED, check
 
     if url == EMBEDDED:
         raise click.UsageError(
@@ -81,12 +83,18 @@ def learner(
         )
     if launch is not None and launch.rank > 0:
         return _launched_rank(loaded.recipe, url, launch)
+    if previous is None:
+        loaded = pinned(loaded)
     neighbours = None if launch is None else launch.local_size
     checks = check(loaded.recipe, url=url, resume=previous is not None, collects=False, neighbours=neighbours)
     plan = asyncio.run(checks)
     warn_of(plan)
+    found = asyncio.run(data_report.look(loaded.recipe))
     with folders.opened(loaded, previous) as folder:
         click.echo(plan.line())
+        for key, one in found.items():
+            click.echo(f"{key}: {one.line}")
+        data_report.write(found, folder)
         click.echo(f"run folder {folder}")
         return _learn(loaded.recipe, url, folder, resume=previous is not None, show=True, launch=launch)
 

@@ -45,20 +45,22 @@ def run(recipe: str | None, resume: str | None, dry_run: bool, smoke: bool, **op
         overrides = [*options.pop("overrides"), *shortened.overrides(whole)]
         loaded = recipe_of(recipe, None, overrides=overrides, **options)
     from asyncrl.runtime import data_report  # after the recipe, whose errors need not wait for it
+    from asyncrl.runtime.pinned import pinned
     from asyncrl.runtime.preflight import EMBEDDED, check
 
     url = None if loaded.recipe.buffer.url == EMBEDDED else loaded.recipe.buffer.url
     if dry_run:
         return _dry_run(loaded, url, resume=previous is not None)
+    if previous is None:
+        loaded = pinned(loaded)
     plan = asyncio.run(check(loaded.recipe, url=url, resume=previous is not None))
     warn_of(plan)
-    found = data_report.datasets(loaded.recipe)
+    found = asyncio.run(data_report.look(loaded.recipe))
     with folders.opened(loaded, previous) as folder:
         click.echo(plan.line())
-        for key, dataset in found.items():
-            click.echo(f"{key}: {dataset.line()}")
-        if found:
-            data_report.write(found, folder)
+        for key, one in found.items():
+            click.echo(f"{key}: {one.line}")
+        data_report.write(found, folder)
         if smoke:
             return _smoke(loaded.recipe, whole, folder, plan.placement)
         code = _supervise(loaded.recipe, folder, plan.placement, resume=previous is not None)
@@ -95,13 +97,13 @@ def _dry_run(loaded: Loaded, url: str | None, *, resume: bool) -> int:
     from asyncrl.runtime.preflight import survey
 
     plan, lacks = asyncio.run(survey(loaded.recipe, url=url, resume=resume))
+    found = {} if any(missing_files(loaded.recipe)) else asyncio.run(data_report.look(loaded.recipe))
     click.echo(resolved_yaml(loaded.recipe, names_preset=loaded.names_preset), nl=False)
     elsewhere = "memory: not for this machine; `asyncrl plan --gpus NxSIZE --memory SIZE` says it for another"
     for line in (elsewhere if plan is None else plan.table()).splitlines():
         click.echo(f"# {line}")
-    if not any(missing_files(loaded.recipe)):
-        for key, dataset in data_report.datasets(loaded.recipe).items():
-            click.echo(f"# {key}: {dataset.line()}")
+    for key, one in found.items():
+        click.echo(f"# {key}: {one.line}")
     try:
         if plan is not None:
             warn_of(plan)

@@ -19,6 +19,7 @@ class Curriculum(Section, frozen=True, kw_only=True):
     min: Rate = 0.0  # rows with a lower rate are left out
     max: Rate = 1.0  # and those with a higher one; rows that were not measured stay
     order: Literal["none", "easy-first"] = "none"  # of an epoch; easy-first: a tenth of the rows after the other
+    digest: str | None = None  # of the rates; a run that begins writes it here, and takes no others from then on
 
 
 def check_curriculum(key: str, curriculum: Curriculum) -> None:

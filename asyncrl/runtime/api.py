@@ -15,9 +15,10 @@ from typing import Any
 
 from asyncrl.config.devices import Placement
 from asyncrl.config.loading import load_recipe
+from asyncrl.runtime import data_report, own_loop
 from asyncrl.runtime import folder as folders
-from asyncrl.runtime import own_loop
 from asyncrl.runtime.finished import Run
+from asyncrl.runtime.pinned import pinned
 from asyncrl.runtime.preflight import EMBEDDED, check
 from asyncrl.runtime.processes import RunFailed
 from asyncrl.runtime.supervisor import SHUTDOWN_S, Supervisor
@@ -42,18 +43,19 @@ def run(recipe: str | os.PathLike[str] | None = None, *, max_trajectory_age: int
     with the fix), and RunFailed if the run itself fails.
     """
     source = None if recipe is None else os.fspath(recipe)
-    loaded = load_recipe(source, sections=sections, flags={"max_trajectory_age": max_trajectory_age})
+    loaded = pinned(load_recipe(source, sections=sections, flags={"max_trajectory_age": max_trajectory_age}))
     settings = loaded.recipe
 
-    async def checked(_stop: asyncio.Event) -> Placement:
+    async def checked(_stop: asyncio.Event) -> tuple[Placement, dict[str, data_report.Found]]:
         url = settings.buffer.url
         plan = await check(settings, url=None if url == EMBEDDED else url, resume=False)
         if warning := plan.check():
             log.warning(warning)
-        return plan.placement
+        return plan.placement, await data_report.look(settings)
 
-    placement = own_loop.run(checked, grace_s=0.0)
+    placement, found = own_loop.run(checked, grace_s=0.0)
     with folders.opened(loaded) as folder:
+        data_report.write(found, folder)
         supervisor = Supervisor(settings, folder, placement=placement, resume=False)
         own_loop.run(supervisor.run, grace_s=settings.run.grace_s + SHUTDOWN_S)
     if supervisor.failure:

@@ -9,10 +9,11 @@ from itertools import chain
 from pathlib import Path
 
 from asyncrl.config.curriculum import Curriculum
+from asyncrl.data.errors import DataError
 from asyncrl.tasks.base import Row, TaskError
 from asyncrl.tasks.mixture import BETWEEN
 from asyncrl.tasks.order import permute, row_index
-from asyncrl.tasks.pass_rates import read_pass_rates
+from asyncrl.tasks.pass_rates import digest, read_pass_rates
 
 logger = logging.getLogger(__name__)
 
@@ -80,11 +81,18 @@ def course_of(
     """The course of a task's train rows. `seed` and `shuffle`: of their order. `key`: of the task in the recipe;
     `name`: in a mixture, whose evaluations have it before the ids.
 
-    Raises DataError: no pass rates; TaskError: none of them is of these rows, or all rows are left out.
+    Raises DataError: no pass rates, or others than the run began with; TaskError: none of them is of these rows, or all
+    rows are left out.
     """
     path = Path(curriculum.pass_rates).expanduser()
     measured = read_pass_rates(path)
-    own = {row_id.removeprefix(f"{name}{BETWEEN}"): rate for row_id, rate in measured.items()} if name else measured
+    if curriculum.digest is not None and digest(measured) != curriculum.digest:
+        raise DataError(
+            f"{key}.curriculum.pass_rates {path} has other pass rates than the run began with: their digest is "
+            f"{digest(measured)}, not {curriculum.digest}.\n"
+            "It would ask other rows from here on. Put back what was there, or begin a new run."
+        )
+    own = _own(measured, name)
     # A profile, and a run, ask from the beginning of this order: mostly these are the rows, wherever they stand.
     first = (row_index(n, len(rows), seed=seed, shuffle=shuffle) for n in range(min(len(rows), 2 * len(own))))
     rates: dict[int, float] = {}
@@ -117,3 +125,11 @@ def course_of(
         *(len(rows) - len(rates), len(own) - len(rates)),
     )
     return course
+
+
+def _own(measured: Mapping[str, float], name: str | None) -> Mapping[str, float]:
+    """The rates of one task by the ids that it has alone. Of what a mixture measured these are the rows that have its
+    name before their ids; where none has, the task was measured alone."""
+    before = f"{name}{BETWEEN}"
+    mixed = {row_id.removeprefix(before): rate for row_id, rate in measured.items() if row_id.startswith(before)}
+    return mixed if name is not None and mixed else measured

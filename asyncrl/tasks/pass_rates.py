@@ -6,14 +6,16 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from asyncrl.config.yaml_text import YamlTextError, parse
 from asyncrl.data.errors import DataError
 from asyncrl.rewards.shaping import OUTCOME
 
 PASS_ABOVE = 0.0
-"""Reward above which an answer passes where nothing else is said, as in `asyncrl eval`."""
+"""Reward above which an answer passes where neither document nor recipe says another, as in `asyncrl eval`."""
 
 ARCHIVE = "archive"
 """The folder of a run that has what was trained."""
@@ -33,6 +35,16 @@ def read_pass_rates(path: Path) -> dict[str, float]:
     return rates
 
 
+def digest(rates: Mapping[str, float]) -> str:
+    """16 hex digits over what `read_pass_rates` gave, the same on every machine and for every order of rows. Of the
+    rates, not of the file: a document that was only written anew is the same, a run that went on training is not.
+
+    >>> digest({"a": 0.5, "b": 1.0}) == digest({"b": 1.0, "a": 0.5}) != digest({"a": 0.5})
+    True
+    """
+    return blake2b(json.dumps(sorted(rates.items())).encode(), digest_size=8).hexdigest()
+
+
 def _of_document(path: Path) -> dict[str, float]:
     try:
         document = json.loads(path.read_bytes())
@@ -43,14 +55,23 @@ def _of_document(path: Path) -> dict[str, float]:
     answers = document.get("answers") if isinstance(document, dict) else None
     if not isinstance(answers, list):
         raise DataError(f"{path} has no list `answers`. {_WRITTEN_BY}")
-    above = document.get("report", {}).get("pass_above", PASS_ABOVE)
+    above = _pass_above(document.get("report"))
+    if above is None:
+        raise DataError(f"{path}: report.pass_above is no number. {_WRITTEN_BY}")
     found: dict[str, list[float]] = {}
     for n, answer in enumerate(answers):
         if not _is_answer(answer):
             raise DataError(f"{path}: answers[{n}] has no row_id and reward. {_WRITTEN_BY}")
-        if answer["reward"] is not None:
-            found.setdefault(answer["row_id"], []).append(answer["reward"])
+        reward = answer["reward"]
+        if reward is not None and reward == reward:  # JSON of Python's may have NaN
+            found.setdefault(answer["row_id"], []).append(reward)
     return {row_id: _rate(rewards, above) for row_id, rewards in found.items()}
+
+
+def _pass_above(section: object) -> float | None:
+    """What a `report`, or the `eval` of a recipe, says of it. None: nothing that could be meant."""
+    value = section.get("pass_above", PASS_ABOVE) if isinstance(section, dict) else PASS_ABOVE
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
 def _is_answer(value: Any) -> bool:
@@ -73,7 +94,22 @@ def _of_run(folder: Path) -> dict[str, float]:
         for group in _groups(part):
             if group.rewards and (group.row_id not in newest or group.trained >= newest[group.row_id].trained):
                 newest[group.row_id] = group
-    return {row_id: _rate(group.rewards, PASS_ABOVE) for row_id, group in newest.items()}
+    above = _above_of_run(folder)
+    return {row_id: _rate(group.rewards, above) for row_id, group in newest.items()}
+
+
+def _above_of_run(folder: Path) -> float:
+    """As its own recipe measures success. An archive may also lie by itself."""
+    try:
+        recipe = parse((folder / "recipe.yaml").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return PASS_ABOVE
+    except (OSError, UnicodeDecodeError, YamlTextError) as error:
+        raise DataError(f"{folder / 'recipe.yaml'} cannot be read: {error}") from error
+    above = _pass_above(recipe.get("eval") if isinstance(recipe, dict) else None)
+    if above is None:
+        raise DataError(f"{folder / 'recipe.yaml'}: eval.pass_above is no number")
+    return above
 
 
 class _Group(NamedTuple):

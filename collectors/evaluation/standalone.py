@@ -18,6 +18,7 @@ from asyncrl.collectors.fleet import CollectorError, Fleet, engine_makers
 from asyncrl.collectors.playing import start_all, task_parts
 from asyncrl.collectors.rollout import run_of, sampling_of
 from asyncrl.collectors.seats import Seats
+from asyncrl.config.curricula import with_curricula
 from asyncrl.config.recipe import Recipe
 from asyncrl.staleness import Weights
 from asyncrl.tasks.base import Split
@@ -51,6 +52,9 @@ async def evaluate_folder(
     Raises what building the task raises and TaskError, then EngineError, CollectorError, VerifierError, WeightsError.
     Takes as long as it takes: an engine that makes no token for `collector.group_timeout_s` ends it.
     """
+    if split == "heldout":  # which a curriculum does not order: its pass rates may have gone, or be others by now
+        tasks = with_curricula(recipe.task, lambda _: None)
+        recipe = msgspec.structs.replace(recipe, task=tasks)
     task, player = await asyncio.to_thread(task_parts, recipe, model_path)
     # What is evaluated is whole: no engine has to keep a base for adapters.
     whole = msgspec.structs.replace(recipe, weights=msgspec.structs.replace(recipe.weights, lora="merged"))

@@ -21,7 +21,7 @@ from asyncrl.data.errors import DataError
 from asyncrl.tasks.base import Row, TaskError
 from asyncrl.tasks.build import build_task
 from asyncrl.tasks.curriculum import LOOKED_THROUGH, STAGES, Course
-from asyncrl.tasks.pass_rates import read_pass_rates
+from asyncrl.tasks.pass_rates import digest, read_pass_rates
 from asyncrl.tasks.training import train_rows
 
 UserModule = Callable[[str], Path]
@@ -130,20 +130,61 @@ def test_of_a_run_the_newest_group_of_each_row_counts_and_shaping_does_not(tmp_p
     assert read_pass_rates(tmp_path) == {"a": 0.5, "b": 0.0}
 
 
-def test_in_a_mixture_each_task_has_a_curriculum_of_its_own(user_module: UserModule, tmp_path: Path) -> None:
+def test_a_run_measures_success_as_its_own_recipe_says(tmp_path: Path) -> None:
+    told = {"ticket": 0, "member": 0, "segment": 0, "info": "{}", "trained_lineage": 1, "trained_version": 0}
+    rows = [{"row_id": "a", "reward": reward, **told} for reward in (0.25, 1.0)]
+    (tmp_path / "archive").mkdir()
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "archive" / "step-0001-000000.parquet")
+    assert read_pass_rates(tmp_path) == {"a": 1.0}
+    (tmp_path / "recipe.yaml").write_text("eval: {pass_above: 0.5}\n")
+    assert read_pass_rates(tmp_path) == {"a": 0.5}
+    for text, said in (("eval: {pass_above: high}\n", "pass_above is no number"), ("eval: {", "cannot be read")):
+        (tmp_path / "recipe.yaml").write_text(text)
+        with pytest.raises(DataError, match=said):
+            read_pass_rates(tmp_path)
+
+
+def test_an_answer_of_nan_is_unscored_and_no_failure(tmp_path: Path) -> None:
+    assert read_pass_rates(document(tmp_path / "a.json", {"r0": [float("nan"), 1.0]})) == {"r0": 1.0}
+
+
+def test_other_pass_rates_than_the_run_began_with_are_refused_and_the_same_in_another_file_are_not(
+    user_module: UserModule, tmp_path: Path
+) -> None:
+    user_module(TEN)
+    path = document(tmp_path / "profile.json", {"r0": [1.0], "r1": [0.0]})
+    begun = {"pass_rates": str(path), "max": 0.9, "digest": digest(read_pass_rates(path))}
+    asked = drawn(begun, 20)
+    document(path, {"r1": [0.0, 0.0], "r0": [1.0], "r2": [None]}, model="elsewhere")
+    assert drawn(begun, 20) == asked
+    document(path, {"r0": [1.0], "r1": [1.0]})
+    with pytest.raises(DataError, match=r"task\.curriculum\.pass_rates .* other pass rates than the run began with"):
+        drawn(begun, 20)
+    assert drawn({**begun, "digest": None}, 20) != asked, "control: other rows would be asked"
+
+
+def test_in_a_mixture_each_task_has_a_curriculum_of_its_own(
+    user_module: UserModule, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """Ids may be those of the mixture or of the task alone."""
     user_module(TEN)
     mixed = document(tmp_path / "mixed.json", {"one/r0": [1.0], "two/r1": [1.0], "one/r5": [0.0]})
     alone = document(tmp_path / "alone.json", {"r9": [1.0]})
+    with caplog.at_level(logging.INFO):
+        found = mixed_drawn(mixed, alone)
+    assert {f"one/r{n}" for n in range(10)} - found == {"one/r0"}
+    assert {f"two/r{n}" for n in range(10)} - found == {"two/r9"}
+    assert "; 0 measured ids are no train rows" in caplog.text, "those of the other task are not asked for"
+
+
+def mixed_drawn(mixed: Path, alone: Path) -> set[str]:
     tasks = [
         {"name": name, "task": {"type": "my_task:Ten", "curriculum": {"pass_rates": str(path), "max": 0.5}}}
         for name, path in (("one", mixed), ("two", alone))
     ]
     config = convert({"task": {"type": "mixture", "tasks": tasks}}).task
     row_of = train_rows(build_task(config, seed=0), config, seed=0)
-    found = {row_of(n).id for n in range(40)}
-    assert {f"one/r{n}" for n in range(10)} - found == {"one/r0"}
-    assert {f"two/r{n}" for n in range(10)} - found == {"two/r9"}
+    return {row_of(n).id for n in range(40)}
 
 
 def test_a_curriculum_that_has_no_use_is_refused(user_module: UserModule, tmp_path: Path) -> None:
@@ -168,6 +209,7 @@ def test_a_curriculum_that_has_no_use_is_refused(user_module: UserModule, tmp_pa
         ('{"answers": [{"row_id": 7, "reward": 1}]}', r"answers\[0\] has no row_id"),
         ('{"answers": [{"row_id": "a", "reward": "1"}]}', r"answers\[0\] has no row_id and reward"),
         ('{"answers": [{"row_id": "a", "reward": null}]}', "no scored answer"),
+        ('{"report": {"pass_above": "1"}, "answers": []}', "pass_above is no number"),
     ],
 )
 def test_a_file_without_pass_rates_is_named_with_what_is_wrong(text: str, said: str, tmp_path: Path) -> None:
