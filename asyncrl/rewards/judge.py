@@ -27,6 +27,7 @@ from asyncrl.rewards import judge_question
 from asyncrl.rewards.base import Finding, Unscored
 from asyncrl.rewards.judge_cache import ReplyCache, key_of
 from asyncrl.rewards.judge_limits import Budget, Pace
+from asyncrl.rewards.judge_question import sendable
 from asyncrl.rewards.judge_reply import Unreadable, verdict
 from asyncrl.rewards.parts import short
 from asyncrl.rewards.pool import VerifierError
@@ -53,10 +54,11 @@ Chat = list[dict[str, str]]
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What came back. tokens: of question and reply by the judge's own count, None if it does not count."""
+    """What came back. unfinished: why no text of it is a verdict, "" if it was ended by the judge itself. tokens: of
+    question and reply by the judge's own count, None if it does not count."""
 
     text: str
-    cut_off: bool
+    unfinished: str
     tokens: int | None
 
 
@@ -79,7 +81,7 @@ class JudgePart:
         """Ask it once, which shows that address, key, model and settings are right. Raises VerifierError."""
         part = self._part
         try:
-            from openai import AsyncOpenAI  # of an extra, which only judges and agents need
+            from openai import AsyncOpenAI, DefaultAsyncHttpxClient  # of an extra, which only judges and agents need
         except ImportError:
             raise VerifierError(f"the judge {self._name!r} needs openai: pip install 'asyncrl[judge]'") from None
         self._key = "" if part.api_key_env is None else os.environ.get(part.api_key_env, "")
@@ -88,19 +90,31 @@ class JudgePart:
                 f"the judge {self._name!r}: api_key_env names the environment variable {part.api_key_env}, which is "
                 f"not set here; export {part.api_key_env}=..., or leave the key out if the server wants none"
             )
+        if odd := next((c for c in self._key if not "!" <= c <= "~"), None):
+            raise VerifierError(
+                f"the judge {self._name!r}: the environment variable {part.api_key_env} holds {odd!r}, which no key "
+                f"has; export {part.api_key_env}=... without quotes, white space or line ends"
+            )
         self._cache = None if part.cache is None else await self._opened(Path(part.cache))
         self._client = AsyncOpenAI(
             base_url=part.url,
             api_key=self._key or "none",  # else it would send OPENAI_API_KEY, which is for another server
             timeout=part.timeout_s,
             max_retries=part.retries,
+            http_client=DefaultAsyncHttpxClient(event_hooks={"request": [self._retried]}),
         )
         try:
             reply = await self._ask([{"role": "user", "content": judge_question.trial(part)}])
         except Unscored as error:
+            mend = "Start it, or mend url, model and api_key_env"
+            if error.failure == REFUSED:
+                mend = (
+                    "Mend its settings: temperature: null and max_tokens: null are not sent, and extra_body is, as in "
+                    "{max_completion_tokens: 2000}; or model and api_key_env"
+                )
             raise VerifierError(
                 f"the judge {self._name!r}, {part.model} at {part.url}, cannot be asked: {error.detail}\n"
-                "Start it, or mend url, model and api_key_env of this part of task.rewards"
+                f"{mend} of this part of task.rewards"
             ) from None
         if part.max_total_tokens is not None and reply.tokens is None:
             raise VerifierError(
@@ -119,15 +133,17 @@ class JudgePart:
         try:
             finding = self._read(reply)
         except Unreadable as error:
-            chat += [
-                {"role": "assistant", "content": reply.text},
-                {"role": "user", "content": judge_question.again(str(error), self._part)},
-            ]
+            if reply.text:  # else it is asked the same: many servers refuse a message without text
+                chat += [
+                    {"role": "assistant", "content": reply.text},
+                    {"role": "user", "content": judge_question.again(str(error), self._part)},
+                ]
             reply = await self._ask(chat)
             try:
                 finding = self._read(reply)
             except Unreadable as second:
-                raise Unscored(UNREADABLE, f"{second}; the reply ends: {reply.text[-SHOWN:]!r}") from None
+                ending = f"; the reply ends: {reply.text[-SHOWN:]!r}" if reply.text else ""
+                raise Unscored(UNREADABLE, f"{second}{ending}") from None
         await self._keep(key, reply.text)
         return finding
 
@@ -137,7 +153,8 @@ class JudgePart:
             await self._client.close()
         if self._cache is not None:
             async with self._cache_lock:
-                self._cache.close()
+                # In a thread: a call that was given up may still wait for another process.
+                await asyncio.to_thread(self._cache.close)
                 self._cache = None
 
     # --- asking -----------------------------------------------------------------------------------------------------
@@ -147,6 +164,11 @@ class JudgePart:
         said = {"temperature": part.temperature, "max_tokens": part.max_tokens}
         given = {name: value for name, value in said.items() if value is not None}
         return {"model": part.model, "messages": chat, **given, "extra_body": part.extra_body}
+
+    async def _retried(self, request: Any) -> None:
+        """Before each request of the client's: those that it makes again by itself wait for their turn as well."""
+        if request.headers.get("x-stainless-retry-count", "0") != "0":
+            await self._pace.turn()
 
     async def _ask(self, chat: Chat) -> Reply:
         """One question, asked until it is answered or `retries` are spent. Raises Unscored, BudgetSpent."""
@@ -176,11 +198,15 @@ class JudgePart:
                 self._silent = True
                 cause = error.__cause__ or error
                 raise Unscored(UNAVAILABLE, self._without_key(f"{error.message} ({type(cause).__name__})")) from None
-            except (openai.OpenAIError, ValueError) as error:  # a body that is no JSON
+            except (openai.OpenAIError, ValueError, RecursionError) as error:  # a body that is no JSON
                 raise Unscored(UNREADABLE, self._without_key(f"no chat completion came back: {error}")) from None
-        reply = _reply(completion)
-        self._budget.tokens += reply.tokens or 0
-        return reply
+        tokens = getattr(getattr(completion, "usage", None), "total_tokens", None)
+        tokens = tokens if isinstance(tokens, int) else None
+        self._budget.used(tokens)  # also for what is no reply
+        try:
+            return _reply(completion, tokens)
+        except Unscored as error:
+            raise Unscored(error.failure, self._without_key(error.detail)) from None
 
     def _without_key(self, text: str) -> str:
         """Some servers say which key they refused."""
@@ -189,8 +215,8 @@ class JudgePart:
     # --- reading ----------------------------------------------------------------------------------------------------
 
     def _read(self, reply: Reply) -> Finding:
-        if reply.cut_off:  # 1 may be the beginning of 10
-            raise Unreadable("it was cut off (max_tokens)")
+        if reply.unfinished:  # 1 may be the beginning of 10
+            raise Unreadable(reply.unfinished)
         return self._finding(reply.text)
 
     def _finding(self, text: str) -> Finding:
@@ -232,12 +258,19 @@ class JudgePart:
                 return None
 
 
-def _reply(completion: Any) -> Reply:
+def _reply(completion: Any, tokens: int | None) -> Reply:
     """What a server sent, of which the client only checks that it is JSON. Raises Unscored."""
     try:
         choice = completion.choices[0]
-        text, cut_off = choice.message.content, choice.finish_reason == "length"
+        text, ended, refusal = choice.message.content, choice.finish_reason, getattr(choice.message, "refusal", None)
     except (AttributeError, IndexError, TypeError):
-        raise Unscored(UNREADABLE, f"no chat completion came back: {completion!r:.200}") from None
-    used = getattr(completion.usage, "total_tokens", None)
-    return Reply(text if isinstance(text, str) else "", cut_off, used if isinstance(used, int) else None)
+        said = getattr(completion, "error", None) or completion  # some gateways send their errors as 200
+        raise Unscored(UNREADABLE, f"no chat completion came back: {said!r:.200}") from None
+    unfinished = ""
+    if ended == "length":
+        unfinished = "it was cut off (max_tokens)"
+    elif ended not in ("stop", None):  # None: not said
+        unfinished = f"it was not ended by the judge (finish_reason {ended!r:.40})"
+    elif not isinstance(text, str):
+        unfinished = f"the judge refused: {refusal:.200}" if isinstance(refusal, str) else "it has no text"
+    return Reply(sendable(text) if isinstance(text, str) else "", unfinished, tokens)

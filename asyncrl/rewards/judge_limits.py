@@ -35,6 +35,7 @@ class Budget:
     def __init__(self, name: str, max_calls: int | None, max_total_tokens: int | None) -> None:
         self.calls = 0
         self.tokens = 0
+        self._most = 0  # tokens that one reply said
         self._name, self._max_calls, self._max_total_tokens = name, max_calls, max_total_tokens
 
     def call(self) -> None:
@@ -44,6 +45,11 @@ class Budget:
         if self._max_total_tokens is not None and self.tokens >= self._max_total_tokens:
             raise self._spent("max_total_tokens", self._max_total_tokens)
         self.calls += 1
+
+    def used(self, tokens: int | None) -> None:
+        """After each reply. tokens: None, and the server did not say it this time: as many as the most so far."""
+        self._most = max(self._most, tokens or 0)
+        self.tokens += self._most if tokens is None else tokens
 
     def _spent(self, key: str, most: int) -> BudgetSpent:
         return BudgetSpent(

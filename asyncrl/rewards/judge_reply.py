@@ -10,15 +10,26 @@ import json
 import re
 from typing import Any, Literal
 
+_DIGITS = r"[0-9]+(?:\.[0-9]+)?"
 _LAST_NUMBER = re.compile(
-    r"(?<![\w.,/-])(?P<number>-?[0-9]+(?:\.[0-9]+)?)(?:\s*/\s*(?P<of>[0-9]+(?:\.[0-9]+)?))?[\s.*_`)\]}$]*\Z"
+    rf"(?<![\w.,/-])(?P<number>[-−]?{_DIGITS})(?:[\s*_`]*(?:/|out of|of)\s*(?P<of>{_DIGITS}))?[\s.*_`)\]}}$]*\Z",
+    re.IGNORECASE,
 )
 """At the end, aside from what closes a sentence or an emphasis. No part of a word, a range, a date or "7,5"."""
+
+_LABEL = re.compile(
+    r"(?:\A|(?<![0-9])[:：]|\b(?:score|verdict|rating|grade|mark|overall|total)(?:\s+is|\s*=)?|\bsay)"
+    r"[\s*_`$>(\[{]*(?:\\boxed\{)?\Z",
+    re.IGNORECASE,
+)
+"""What may stand before it in its line. Whatever else does may say that it is something else: "7 (from 1 to 10)",
+"7 or 8", "so it is not a 10"."""
 
 _OPENING = re.compile(r"^[ \t]*\{", re.MULTILINE)
 """An object begins a line: one inside of another that was not finished does not count."""
 
 TAIL = 200  # characters in which the number is looked for: the last line has a few
+SHOWN = 60  # of that line, in what is said of it
 LONGEST = 10_000  # characters in which the object is looked for: a verdict with its reason has some hundred
 
 
@@ -42,17 +53,20 @@ def verdict(reply: str, form: Literal["number", "json"], scale: tuple[float, flo
 
 
 def _number(reply: str, high: float) -> float:
-    found = _LAST_NUMBER.search(reply[-TAIL:])
+    line = _said(reply).rstrip()[-TAIL:].rpartition("\n")[2]
+    found = _LAST_NUMBER.search(line)
     if found is None:
         raise Unreadable("it does not end with a number")
+    if _LABEL.search(line[: found.start()]) is None:
+        raise Unreadable(f"its last line is not the verdict alone: {line[-SHOWN:]!r}")
     if found["of"] is not None and float(found["of"]) != high:
         raise Unreadable(f"it ends with {found['number']} out of {found['of']}, and the scale ends at {high:g}")
-    return float(found["number"])
+    return float(found["number"].replace("−", "-"))
 
 
 def _score(reply: str) -> float:
     """`score` of the JSON object that the reply ends with."""
-    body = reply[-LONGEST:].strip().removesuffix("```").rstrip()
+    body = _said(reply)[-LONGEST:].strip().removesuffix("```").rstrip()
     for start in _OPENING.finditer(body):  # from the outermost; what only looks like one does not reach the end
         try:
             value, end = STRICT.raw_decode(body, start.end() - 1)
@@ -65,7 +79,18 @@ def _score(reply: str) -> float:
     score = value.get("score")
     if isinstance(score, bool) or not isinstance(score, int | float):
         raise Unreadable("its JSON object has no number `score`")
-    return float(score)
+    try:
+        return float(score)
+    except OverflowError:
+        raise Unreadable("`score` has hundreds of digits") from None
+
+
+def _said(reply: str) -> str:
+    """Without what a reasoning model thought before, where its server leaves that in."""
+    _, closed, said = reply.rpartition("</think>")
+    if not closed and reply.lstrip().startswith("<think>"):
+        raise Unreadable("it ends before it has ended thinking (</think>)")
+    return said
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

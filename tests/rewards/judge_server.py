@@ -1,4 +1,4 @@
-"""A judge that says what a test tells it to: a real HTTP server with OpenAI's chat completions."""
+"""A judge that says what a test tells it to: a real HTTP server with OpenAI's chat completions, and what asks it."""
 
 from __future__ import annotations
 
@@ -7,17 +7,25 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
+import pytest
 from aiohttp import web
+
+from asyncrl.config.rewards import Judge
+from asyncrl.rewards.base import Finding, Unscored
+from asyncrl.rewards.judge import JudgePart
 
 Says = Callable[["Scripted", dict[str, Any]], "web.Response | str | float"]
 """From the request to a reply: a response, the text of a completion, or seconds in which nothing comes."""
 
 TRIAL = "This is a trial"
 
+ROW: dict[str, Any] = {"id": "f:1", "prompt": "2+2?", "answer": "4", "info": {}}
+LIMIT_S = 30.0
+
 
 class Scripted:
     """questions: the requests that it got, without the trials; asked: since there is one; given_up: since a connection
-    ended before its reply."""
+    ended before its reply; trial: its reply to one, None: a verdict."""
 
     def __init__(self, says: Says) -> None:
         self.questions: list[dict[str, Any]] = []
@@ -26,6 +34,7 @@ class Scripted:
         self.asked, self.given_up = asyncio.Event(), asyncio.Event()
         self.url = ""
         self.port = 0
+        self.trial: web.Response | None = None
         self._says = says
 
     async def reply(self, request: web.Request) -> web.StreamResponse:
@@ -33,7 +42,7 @@ class Scripted:
         self.headers.append(dict(request.headers))
         if TRIAL in asked["messages"][0]["content"]:
             self.trials += 1
-            return completion("10")
+            return self.trial or completion("10")
         self.questions.append(asked)
         self.asked.set()
         self.at_once += 1
@@ -91,3 +100,29 @@ async def serving(says: Says, *, port: int = 0) -> AsyncIterator[Scripted]:
         yield scripted
     finally:
         await runner.cleanup()
+
+
+def said(text: str) -> dict[str, Any]:
+    return {"text": text, "token_ids": [1], "finish_reason": "stop", "messages": []}
+
+
+@asynccontextmanager
+async def judging(says: Says, **keys: Any) -> AsyncIterator[tuple[JudgePart, Scripted]]:
+    """A judge that was started, and the server behind it."""
+    async with serving(says) as server:
+        judge = JudgePart(Judge(**{"url": server.url, "model": "m", "retries": 2, "timeout_s": 10.0, **keys}))
+        await asyncio.wait_for(judge.start(), LIMIT_S)
+        try:
+            yield judge, server
+        finally:
+            await judge.close()
+
+
+async def verdict(judge: JudgePart, text: str = "four") -> Finding:
+    return await asyncio.wait_for(judge.verify(ROW, said(text)), LIMIT_S)
+
+
+async def unscored(judge: JudgePart, text: str = "four") -> Unscored:
+    with pytest.raises(Unscored) as caught:
+        await verdict(judge, text)
+    return caught.value

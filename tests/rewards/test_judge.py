@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sqlite3
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ from aiohttp import web
 from asyncrl.config.convert import convert
 from asyncrl.config.recipe import Collector
 from asyncrl.config.rewards import Judge
-from asyncrl.rewards.base import Finding, Unscored
 from asyncrl.rewards.judge import JudgePart
 from asyncrl.rewards.judge_cache import ReplyCache
 from asyncrl.rewards.judge_limits import BudgetSpent, Pace
@@ -24,38 +22,20 @@ from asyncrl.rewards.pool import VerifierError
 from asyncrl.rewards.scoring import Score
 from asyncrl.tasks.base import Answer, Row
 from asyncrl.tasks.verify import scoring_of
-from tests.rewards.judge_server import Says, Scripted, completion, failure, serving
+from tests.rewards.judge_server import (
+    LIMIT_S,
+    ROW,
+    Scripted,
+    completion,
+    failure,
+    judging,
+    said,
+    serving,
+    unscored,
+    verdict,
+)
 
 pytestmark = pytest.mark.asyncio
-
-ROW: dict[str, Any] = {"id": "f:1", "prompt": "2+2?", "answer": "4", "info": {}}
-LIMIT_S = 30.0
-
-
-def said(text: str) -> dict[str, Any]:
-    return {"text": text, "token_ids": [1], "finish_reason": "stop", "messages": []}
-
-
-@asynccontextmanager
-async def judging(says: Says, **keys: Any) -> AsyncIterator[tuple[JudgePart, Scripted]]:
-    """A judge that was started, and the server behind it."""
-    async with serving(says) as server:
-        judge = JudgePart(Judge(**{"url": server.url, "model": "m", "retries": 2, "timeout_s": 10.0, **keys}))
-        await asyncio.wait_for(judge.start(), LIMIT_S)
-        try:
-            yield judge, server
-        finally:
-            await judge.close()
-
-
-async def verdict(judge: JudgePart, text: str = "four") -> Finding:
-    return await asyncio.wait_for(judge.verify(ROW, said(text)), LIMIT_S)
-
-
-async def unscored(judge: JudgePart, text: str = "four") -> Unscored:
-    with pytest.raises(Unscored) as caught:
-        await verdict(judge, text)
-    return caught.value
 
 
 async def test_its_verdict_is_the_part_and_the_question_goes_as_it_should() -> None:

@@ -25,6 +25,14 @@ SCALE = (1.0, 10.0)
         ("It has 3 faults in 2 lines.\n4", 4),
         ("$\\boxed{9}$", 9),
         ("<think>10? no, 2</think>\n3", 3),
+        ("<think>10? no, 2</think>3", 3),
+        ("7 out of 10", 7),
+        ("Score: **7** of 10.", 7),
+        ("**7**/10", 7),
+        ("Score (1-10): 7", 7),
+        ("Rating: [[7]]", 7),
+        ("The overall score is **7**.", 7),
+        ("评分：7", 7),
     ],
 )
 def test_the_number_at_the_end_is_the_verdict(reply: str, number: float) -> None:
@@ -37,6 +45,20 @@ def test_the_number_at_the_end_is_the_verdict(reply: str, number: float) -> None
         "",
         "good",
         "7 of 10 people like it",
+        "7 out of 5",
+        "70 of 10",
+        "7 (on a scale of 1 to 10)",
+        "Rating: 3 (max 10).",
+        "7 or 8",
+        "Between 7 and 8",
+        "7 – 8",
+        "Score: 7 to 8",
+        "7, not 10",
+        "\\frac{7}{10}",
+        "It is right, and yet this is not a 10",
+        "2 + 2 = 4",
+        "At 10:9",
+        "<think>It is a\n7",
         "Between 7-8",
         "7,5",
         "Score: 7/5",
@@ -58,6 +80,7 @@ def test_what_is_no_number_of_the_scale_is_no_verdict(reply: str) -> None:
 def test_a_scale_may_have_negative_numbers() -> None:
     assert verdict("So: -3", "number", (-3, 3)) == 0.0
     assert verdict("So: -1.5", "number", (-3, 3)) == 0.25
+    assert verdict("So: \N{MINUS SIGN}1.5", "number", (-3, 3)) == 0.25
 
 
 @pytest.mark.parametrize(
@@ -86,6 +109,8 @@ def test_the_object_at_the_end_has_the_verdict(reply: str) -> None:
         '{"score": "7"}',
         '{"verdict": 7}',
         '{"score": 70}',
+        '{"score": 1' + "0" * 400 + "}",
+        '<think>\n{"score": 7}',
         '{"score": null}',
         "{" * 20_000,
         '{"a":' * 20_000 + "1" + "}" * 20_000,
