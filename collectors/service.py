@@ -1,7 +1,8 @@
 """The collector: takes tickets, generates and scores their groups, hands them over, follows the newest weights.
 
 `collect` builds what the recipe names and serves the run; `Session` is one membership of the run and owns all state
-that the tasks below share. They run in one event loop and change that state only between two awaits.
+that the tasks below share, that of its groups in `Work`. They run in one event loop and change that state only between
+two awaits.
 
 | task          | waits for                                     | who ends the wait                                   |
 |---------------|-----------------------------------------------|-----------------------------------------------------|
@@ -14,8 +15,8 @@ that the tasks below share. They run in one event loop and change that state onl
 | evaluation    | the right to hold the weights; completions    | updates, after an activation; the engine            |
 | verification  | the hash of what the engines serve            | the engine; time                                    |
 
-The work of a ticket that is no longer wanted (revoked, dead weights) is ended by cancelling its group's task, which
-aborts its requests. Calls to the store end by themselves (`patience.py`). The end of any task is seen by `serve`.
+The tasks of groups are in `work.py`. Calls to the store end by themselves (`patience.py`). The end of any task is seen
+by `serve`.
 """
 
 from __future__ import annotations
@@ -26,51 +27,35 @@ import logging
 import os
 import time
 import uuid
-from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from functools import partial
-from operator import eq, le
+from operator import eq
 from pathlib import Path
 from typing import Any, TypeVar
 
 from msgspec import to_builtins
 
-from asyncrl.buffers.base import Beat, Buffer, BufferError, Member, Ticket, UnknownMember
+from asyncrl.buffers.base import Beat, Buffer, BufferError, Member, UnknownMember
 from asyncrl.buffers.blocked import IN_MESSAGE, blocked_table
-from asyncrl.buffers.concurrency import all_or_nothing, end_all, stopped
+from asyncrl.buffers.concurrency import end_all, stopped
 from asyncrl.buffers.patience import patiently
-from asyncrl.collectors.again import play
 from asyncrl.collectors.engines.base import EngineError
-from asyncrl.collectors.episode import Episode, EpisodeLost, Played, Player, episodes
+from asyncrl.collectors.episode import Player
 from asyncrl.collectors.evaluation.heldout import Evaluation, evaluate
 from asyncrl.collectors.evaluation.report import report
 from asyncrl.collectors.fleet import CollectorError, Fleet, engine_makers
 from asyncrl.collectors.playing import start_all, task_parts
-from asyncrl.collectors.rollout import (
-    PromptError,
-    Prompts,
-    run_of,
-    sampling_of,
-)
-from asyncrl.collectors.running import Running, TicketEnded
-from asyncrl.collectors.scoring import (
-    ABORTED,
-    REFUSED,
-    hand_over,
-    mean_reward,
-    unusable,
-)
+from asyncrl.collectors.rollout import Prompts, run_of, sampling_of
 from asyncrl.collectors.seats import Seats
-from asyncrl.collectors.segments import trajectories
-from asyncrl.collectors.unscored import Missed, TooManyUnscored, UnscoredWatch
+from asyncrl.collectors.unscored import TooManyUnscored
 from asyncrl.collectors.updates import Updates
 from asyncrl.collectors.waits import waits_of
+from asyncrl.collectors.work import Work
 from asyncrl.config.derived import derive
 from asyncrl.config.evaluation import powers_of_two
 from asyncrl.config.recipe import Recipe
 from asyncrl.rewards.judge_limits import BudgetSpent
-from asyncrl.schema import Trajectory
 from asyncrl.staleness import Weights
 from asyncrl.weights.reach import here
 
@@ -141,7 +126,7 @@ class Session:
         self.run = run_of(recipe.run.name, recipe.run.seed)
         self.limit_s = recipe.run.no_progress_s
         self.most_groups = derive(recipe).most_groups
-        self.groups: dict[tuple[int, int], Running] = {}
+        self.work = Work(recipe, buffer, member, fleet=fleet, prompts=prompts, player=player, watched=self._watched)
         self.evaluation: asyncio.Task[None] | None = None
         self.verification: asyncio.Task[None] | None = None
         self.verified: dict[str, Any] | None = None  # the last answer to a request to prove what is served
@@ -156,10 +141,6 @@ class Session:
             store_limit_s=self.limit_s,
             on_change=self._weights_changed,
         )
-        self.unscored = UnscoredWatch(recipe.collector.max_unscored, group_size=recipe.collector.group_size)
-        self.scored = 0
-        self.cancelled_s = 0.0  # collector-seconds of work that was taken away; the store knows its tokens only
-        self.failures: Counter[str] = Counter()  # members by verifier failure, tickets and puts by outcome
         self.moved_at = time.monotonic()  # when there was last something to do: tickets, weights, an evaluation
         self.wrong: asyncio.Future[None] = asyncio.get_running_loop().create_future()  # a group's task raised
         self._beating = asyncio.Lock()  # answers are acted on in the order they were given
@@ -190,10 +171,7 @@ class Session:
             for task in done:
                 task.result()
         finally:
-            # Groups end silently: leaving returns all tickets at once, without counting a loss.
-            groups = list(self.groups.values())
-            for group in groups:
-                group.ended = TicketEnded(None, "left")
+            groups = self.work.leave()
             work = {group.task for group in groups if group.task is not None}
             asked = {task for task in (self.evaluation, self.verification) if task is not None}
             await end_all({*loops, *work, *asked, self.wrong})
@@ -209,7 +187,7 @@ class Session:
         pause = min(BEAT_S, self.buffer.limits.member_timeout_s / 4)
         while (await self._beat()).phase != "ended":
             self.fleet.fail_still(self.recipe.collector.group_timeout_s)
-            if self.groups:
+            if self.work.groups:
                 self.moved_at = time.monotonic()
             if (idle := time.monotonic() - self.moved_at) > self.limit_s:
                 stats = await self._store(self.buffer.stats)
@@ -220,10 +198,10 @@ class Session:
 
     async def _tickets(self) -> None:
         """Ask for the groups that could start now, and start what is granted."""
-        group_size, seq = self.recipe.collector.group_size, 1
+        seq = 1
         while True:
             self.fleet.freed.clear()
-            want = min(self.fleet.startable(group_size), self.most_groups - len(self.groups))
+            want = self.work.startable
             if want <= 0:
                 await self.fleet.freed.wait()
                 continue
@@ -232,14 +210,14 @@ class Session:
             if granted:  # else the same question again: an answer that was lost is not granted twice
                 seq += 1
             for ticket in granted:
-                await self._start(ticket)
+                await self.work.start(ticket)
 
     # --- beats ------------------------------------------------------------------------------------------------------
 
     async def _beat(self) -> Beat:
         async with self._beating:
             served = self.fleet.oldest
-            progress = {key: group.tokens + len(group.scores) for key, group in self.groups.items()}
+            progress = self.work.progress
             beat = await self._store(
                 lambda: self.buffer.beat(
                     self.member,
@@ -254,9 +232,7 @@ class Session:
         return beat
 
     def _act(self, beat: Beat) -> None:
-        for key in beat.revoked:
-            if (group := self.groups.get(key)) is not None:
-                group.end(TicketEnded(None, "revoked"))
+        self.work.revoke(beat.revoked)
         self.updates.announced(beat.announced, beat.announcements)
         if beat.evaluation is not None and (self.evaluation is None or self.evaluation.done()):
             evaluation = Evaluation.of(beat.evaluation)
@@ -290,10 +266,10 @@ class Session:
             ),
             "pid": os.getpid(),
             "host": self.place.host,
-            "running_groups": len(self.groups),
-            "scored": self.scored,
-            "cancelled_s": round(self.cancelled_s, 3),
-            "failures": dict(self.failures),
+            "running_groups": len(self.work.groups),
+            "scored": self.work.scored,
+            "cancelled_s": round(self.work.cancelled_s, 3),
+            "failures": dict(self.work.failures),
         }
 
     def _idle_reason(self) -> str:
@@ -304,150 +280,9 @@ class Session:
     async def _weights_changed(self) -> None:
         """The family tree may have grown, or other weights are served: end dead work, tell the store what is new."""
         self.moved_at = time.monotonic()
-        for group in self.groups.values():
-            group.seats.touch()
-            if dead := [weights for weights in group.seats.touched if self.updates.is_dead(weights)]:
-                group.end(TicketEnded("cancelled", "dead_weights", str(tuple(dead[0]))))
+        self.work.end_dead(self.updates.is_dead)
         if self.fleet.oldest != self._told:
             await self._beat()
-
-    # --- one ticket -------------------------------------------------------------------------------------------------
-
-    async def _start(self, ticket: Ticket) -> None:
-        """Reserve the slots of a ticket's group, then let it run."""
-        try:
-            prompt = self.prompts.train(ticket.ordinal)
-        except PromptError as error:
-            await self._fail(ticket, TicketEnded("data", error.reason, str(error)))
-            return
-        members = episodes(
-            prompt,
-            self.sampling,
-            run=self.run,
-            ordinal=ticket.ordinal,
-            attempt=ticket.attempt,
-            group_size=self.recipe.collector.group_size,
-            same_draws=self.recipe.run.deterministic,
-        )
-        may = partial(le, ticket.issued_for)  # what the store was promised
-        seats = Seats(self.fleet, may=may, wait_s=self.recipe.collector.group_timeout_s)
-        if not seats.reserve(episode.request() for episode in members):
-            await self._fail(ticket, TicketEnded("cancelled", "no_engine"))
-            return
-        group = Running(ticket, members, seats)
-        self.groups[group.key] = group
-        group.task = self._watched(self._group(group))
-
-    async def _group(self, group: Running) -> None:
-        """Generate, score, hand over. Whatever happens, the ticket's end is told and its slots are free again."""
-        group.begun = True
-        try:
-            await self._work(group)
-        except TicketEnded as end:
-            if group.ended is None:
-                group.ended, group.tokens_at_end = end, group.tokens
-            if end.kind is None:
-                self.failures[end.reason] += 1
-                self.cancelled_s += self._seconds(group)
-            else:
-                await self._fail(group.ticket, end, group)
-        finally:
-            del self.groups[group.key]
-            group.seats.release()
-
-    async def _work(self, group: Running) -> None:
-        """Raises TicketEnded for every way in which a ticket ends without a group."""
-        try:
-            if group.ended is not None:
-                raise group.ended
-            members = await all_or_nothing(self._member(group, episode) for episode in group.episodes)
-            await self._put(group, [row for member in members for row in member])
-        except EngineError as error:
-            raise TicketEnded("infrastructure", "engine_failed", str(error)) from error
-        except EpisodeLost as error:
-            raise TicketEnded("infrastructure", error.reason, str(error)) from error
-        except asyncio.CancelledError:
-            if group.ended is None:
-                raise
-            raise group.ended from None
-
-    async def _member(self, group: Running, episode: Episode) -> list[Trajectory]:
-        """The rows of one episode. One the engine gave up on ends the ticket, unless its group may go without it."""
-        played = await play(episode, self.player, group.seats)
-        failure = played.score.failure
-        if self.recipe.collector.min_members is None:
-            if failure == REFUSED:
-                raise TicketEnded("data", REFUSED, played.turns[-1].completion.error)
-            if failure == ABORTED:
-                raise TicketEnded("infrastructure", ABORTED)
-        group.scores.append(played.score)
-        self.scored += 1
-        if failure:
-            self.failures[failure] += 1
-        if played.score.asked:
-            self.unscored.see(self._missed(episode, played) if failure else None)
-        return trajectories(played)
-
-    def _missed(self, episode: Episode, played: Played) -> Missed:
-        text = self.prompts.read(played.turns[-1].completion.token_ids.tolist())
-        return Missed(episode.prompt.row.id, played.score.failure, played.score.detail, text)
-
-    async def _put(self, group: Running, rows: list[Trajectory]) -> None:
-        end = unusable(
-            rows,
-            min_members=self.recipe.collector.min_members,
-            filtering=self.recipe.buffer.dynamic_sampling,
-        )
-        if end is not None:
-            raise TicketEnded(*end)
-        sampling = self.recipe.collector.sampling
-        try:
-            header, payload = hand_over(
-                group.ticket,
-                rows,
-                prompt=group.episodes[0].prompt,
-                collector=self.member.name,
-                engine=", ".join(sorted(group.seats.engines)),
-                sampling={name: getattr(sampling, name) for name in ("temperature", "top_p", "top_k", "min_p")},
-                seconds=self._seconds(group),
-            )
-        except ValueError as error:
-            raise TicketEnded("data", "bad_group", str(error)) from error
-        result = await self._store(lambda: self.buffer.put(self.member, header, payload))
-        if result not in ("held", "duplicate"):
-            self.failures[f"put_{result}"] += 1
-            logger.info("put of ticket %d attempt %d: %s, dropped", *group.key, result)
-
-    async def _fail(self, ticket: Ticket, end: TicketEnded, group: Running | None = None) -> None:
-        """Tell the store, with the work that is lost by it; None: none was begun."""
-        kind = end.kind or "cancelled"
-        self.failures[end.reason] += 1
-        logger.log(
-            logging.INFO if kind in ("cancelled", "filtered") else logging.WARNING,
-            "ticket %d attempt %d: %s, %s", ticket.ordinal, ticket.attempt, kind, end,
-        )  # fmt: skip
-        await self._store(
-            lambda: self.buffer.fail(
-                self.member,
-                ticket.ordinal,
-                ticket.attempt,
-                kind=kind,
-                reason=end.reason,
-                tokens=group.tokens_at_end if group else 0,
-                seconds=self._seconds(group) if group else 0.0,
-                # What is filtered is so for its outcomes: their mean says whether prompts are too easy or too hard.
-                reward=mean_reward(s.outcome if kind == "filtered" else s.reward for s in group.scores)
-                if group
-                else None,
-                length=group.tokens_at_end / len(group.episodes) if group else 0.0,
-            )
-        )
-
-    def _seconds(self, group: Running) -> float:
-        """Collector-seconds: the time a group took, by the share of this collector's slots it may occupy, so that the
-        seconds of groups that ran beside each other add up to the time that passed."""
-        share = min(1.0, len(group.episodes) / self.fleet.slots)
-        return (time.monotonic() - group.started) * share
 
     # --- evaluation -------------------------------------------------------------------------------------------------
 

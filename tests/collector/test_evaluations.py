@@ -72,14 +72,20 @@ async def test_the_learner_goes_on_beside_a_long_evaluation(kit):
 
 async def test_a_collector_that_rolls_out_after_its_evaluation_would_hold_up_the_learner(kit, monkeypatch):
     """Negative control of the test above."""
-    start = Session._start
+    init = Session.__init__
 
-    async def start_later(self, ticket):
-        if self.evaluation is not None:
-            await asyncio.wait({self.evaluation})
-        await start(self, ticket)
+    def one_at_a_time(self, *args, **kwargs):
+        init(self, *args, **kwargs)
+        start = self.work.start
 
-    monkeypatch.setattr(Session, "_start", start_later)
+        async def start_later(ticket):
+            if self.evaluation is not None:
+                await asyncio.wait({self.evaluation})
+            await start(ticket)
+
+        self.work.start = start_later
+
+    monkeypatch.setattr(Session, "__init__", one_at_a_time)
     assert await _train_while_an_evaluation_is_open(kit, samples=800) is not None
 
 
