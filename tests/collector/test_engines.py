@@ -121,11 +121,20 @@ async def test_whichever_engines_are_lost_and_when_every_answer_is_whole_and_its
     def at_work():
         return [engine for engine in engines if any(engine.progress(id) >= 3 for id in engine._running)]
 
+    def used_up():
+        """All that the window lets in is answered, as when this process was not given the time to look: only a step
+        brings more."""
+        states = Counter(ticket.state for ticket in buffer.model.all.values())
+        return states[State.HELD] >= min(8, 24 - states[State.TRAINED])
+
+    lost = 0
     async with kit.collecting(recipe, buffer) as task:
         await learner.start()
         for _ in range(10):
-            await kit.until(at_work, task)
-            await chosen.choice(at_work()).close()
+            await kit.until(lambda: at_work() or used_up(), task)
+            if working := at_work():
+                await chosen.choice(working).close()
+                lost += 1
             await learner.step()
         for _ in range(2):
             await learner.step()
@@ -136,7 +145,7 @@ async def test_whichever_engines_are_lost_and_when_every_answer_is_whole_and_its
         assert (row["finish_reason"], sum(row["loss_mask"])) == ("stop", max(1, round(length)))
         versions = [span["version"] for span in row["spans"]]
         assert versions == sorted(set(versions)), "one span a stretch"
-    assert len(engines) > 10, "and most of ten that were lost were started again by then"
+    assert len(engines) - 4 > lost / 2 > 0, "and most of those that were lost were started again by then"
     assert any("," in row["engine"] for row in rows)
     stats = await buffer.stats()
     assert ledger_problems(*(await buffer.snapshot()), buffer.limits) == []
