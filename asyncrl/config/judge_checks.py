@@ -10,7 +10,9 @@ from asyncrl.config.recipe import Recipe
 from asyncrl.config.rewards import JUDGE_FIELD, Judge, Part, RewardModel
 from asyncrl.config.server_url import check_url
 
+ENDPOINT = "/chat/completions"
 _ANY_FIELD = re.compile(r"(?<![\w}])\{([A-Za-z_]{2,})\}")  # but for \boxed{answer} and \frac{ab}{cd}
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _DEVICE = re.compile(r"cpu|cuda(:\d+)?")
 
 
@@ -41,6 +43,15 @@ def check_remote(key: str, part: Part, recipe: Recipe) -> None:
 
 def _check_judge(key: str, part: Judge, recipe: Recipe) -> None:
     check_url(f"{key}.url", part.url, example="https://api.openai.com/v1")
+    if (base := part.url.rstrip("/")).endswith(ENDPOINT):
+        raise RecipeError(
+            f"{key}.url is {quoted(part.url)}; {ENDPOINT} is added to it. Write {base.removesuffix(ENDPOINT)}"
+        )
+    if part.api_key_env is not None and not _VARIABLE.fullmatch(part.api_key_env):
+        raise RecipeError(  # it may be the key itself, which no error shows
+            f"{key}.api_key_env is no name of an environment variable. Put the key into one, and write the name of "
+            "that, such as OPENAI_API_KEY"
+        )
     fields = set(_ANY_FIELD.findall(part.prompt))
     if unknown := sorted(field for field in fields if not JUDGE_FIELD.fullmatch(f"{{{field}}}")):
         raise RecipeError(

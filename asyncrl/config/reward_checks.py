@@ -16,11 +16,27 @@ from asyncrl.config.recipe import (
     UppercaseTask,
     tasks_by_key,
 )
-from asyncrl.config.rewards import Code, Format, Function, Length, Overlong, Part, Regex, ToolCall, numbers
+from asyncrl.config.rewards import (
+    F1,
+    Choice,
+    Code,
+    Exact,
+    Format,
+    Function,
+    Length,
+    Math,
+    Overlong,
+    Part,
+    Regex,
+    ToolCall,
+    numbers,
+)
 from asyncrl.config.sizes import size_bytes, size_text
 
 FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+NEVER_BELOW_0 = (Exact, Format, Math, Choice, Regex, F1, Code, ToolCall)
+"""Of a tool-call all numbers but `malformed`, which is a violation whatever the part's role."""
 MODULE = re.compile(r"[A-Za-z_][\w.]*")
 LEAST_CODE_MEMORY = 64 << 20  # less, and ordinary programs fail
 CODE_SLACK_S = 1.0  # to end a program and clear up, before the process that does it is killed
@@ -66,7 +82,23 @@ def _check_task(key: str, task: SingleTask, recipe: Recipe) -> None:
         )
 
 
+def _check_role(key: str, part: Part) -> None:
+    """A violation that is never below 0 would be a reward, and so would one with a weight below 0."""
+    if part.role == "violation" and isinstance(part, NEVER_BELOW_0):
+        raise RecipeError(
+            f"{key}.role is violation, which a part is when it is below 0, and {part.type} never is: it would be a "
+            "reward for what must not happen. Use a function that returns -1.0 then, or another role"
+        )
+    for name, number in numbers(part).items():
+        if number.weight < 0 and (number.role == "violation" or isinstance(part, Overlong)):
+            raise RecipeError(
+                f"{key} gives {name} the weight {number.weight:g}; its number is below 0 already where something is "
+                f"wrong, and would be a reward for that. Use {-number.weight:g}"
+            )
+
+
 def _check_part(key: str, part: Part, collector: Collector) -> None:
+    _check_role(key, part)
     max_tokens = collector.sampling.max_tokens
     if part.timeout_s is not None and part.timeout_s >= collector.group_timeout_s:
         raise RecipeError(

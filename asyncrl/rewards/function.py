@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Mapping
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, SupportsFloat
 
 from asyncrl.config.rewards import Function, part_name
 from asyncrl.rewards.base import Finding
@@ -20,6 +20,7 @@ class FunctionPart:
         self._score = imported(part.function)
         self._name = part_name(part)
         self._function = part.function
+        self._violation = part.role == "violation"
 
     def check(self, row: Mapping[str, Any]) -> None:
         """What it needs of a row, only it knows."""
@@ -33,6 +34,11 @@ class FunctionPart:
                 "makes one number. List several functions, or write a task whose score has several parts"
             )
         (value,) = said.parts.values()
+        if self._violation and isinstance(value, SupportsFloat) and float(value) > 0:
+            raise ValueError(  # it would be a reward for what must not happen
+                f"{self._function} returned {value!r:.100}, and its role is violation: return a number below 0 where "
+                "it happened, and 0 where it did not"
+            )
         return Finding({self._name: value}, said.wrong, said.detail, said.read)
 
 

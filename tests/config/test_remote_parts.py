@@ -31,6 +31,8 @@ JUDGE = "task: {rewards: [{type: judge, url: 'http://h:1/v1', model: m%s}]}%s"
         ),
         (", api_key: sk-1", "", ("api_key", "api_key_env")),
         (", max_calls: 0", "", ("task.rewards[0].max_calls is 0",)),
+        (", api_key_env: sk-1", "", ("task.rewards[0].api_key_env is no name of an environment variable",)),
+        (", role: violation, weight: -0.5", "", ("gives judge the weight -0.5", "Use 0.5")),
     ],
 )
 def test_a_judge_that_cannot_be_meant_is_refused(
@@ -47,6 +49,11 @@ def test_an_address_that_is_none_is_refused_and_no_password_is_said(refusal: Ref
     said = refusal(f"task: {{rewards: [{{type: judge, url: '{url}', model: m}}]}}")
     assert "task.rewards[0].url is" in said
     assert "secret" not in said
+
+
+def test_an_address_with_what_is_added_to_it_is_refused(refusal: Refusal) -> None:
+    said = refusal("task: {rewards: [{type: judge, url: 'http://h:1/v1/chat/completions', model: m}]}")
+    assert "/chat/completions is added to it. Write http://h:1/v1" in said
 
 
 @pytest.mark.parametrize(

@@ -70,6 +70,16 @@ async def test_a_constraint_is_trained_on_and_in_no_success_and_a_violation_ends
 
 
 @pytest.mark.asyncio
+async def test_a_violation_above_0_is_told_and_never_a_reward(functions: Callable[[str], None]) -> None:
+    functions("def rude(row, answer): return '!' in answer.text")
+    rude = {"type": "function", "function": "rewards_of_test:rude", "name": "rude", "role": "violation"}
+    shouted, right = await scored(task_of({"type": "exact"}, rude), said("4!"), said("4"))
+    assert (shouted.failure, math.isnan(shouted.reward)) == ("verifier_raised", True)
+    assert "returned True, and its role is violation: return a number below 0" in shouted.detail
+    assert right.parts == {"exact": 1.0, "rude": 0.0}
+
+
+@pytest.mark.asyncio
 async def test_the_first_part_of_the_recipe_that_finds_something_wrong_names_the_class(
     functions: Callable[[str], None],
 ) -> None:
