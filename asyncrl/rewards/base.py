@@ -7,9 +7,9 @@ it, by which answers are counted (`wrong_tool` 40 %, `malformed` 3 %). What it c
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +43,14 @@ class Verifier(Protocol):
 
         Whatever it raises makes the answer unscored: BadRow as `bad_row`, MemoryError as `verifier_memory`, anything
         else as `verifier_raised`. It may be killed at any time."""
+
+
+@runtime_checkable
+class Remarking(Verifier, Protocol):
+    """A Verifier with something to say of rows together."""
+
+    def remark(self, rows: Sequence[Mapping[str, Any]]) -> str:
+        """What is odd about them, though each passes `check`; "" if nothing is. Called for some rows before a run."""
 
 
 class Remote(Protocol):

@@ -17,8 +17,9 @@ are not tried either.
 
 from __future__ import annotations
 
+import difflib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from asyncrl.config.rewards import ToolCall as ToolCallPart
@@ -54,6 +55,18 @@ class ToolCallVerifier:
             raise BadRow(f"row {row['id']}: the expected call's arguments: {complaint}")
         if not self._is_safe(expected):
             raise BadRow(f"row {row['id']}: the policy forbids the expected call {_written(expected)}")
+
+    def remark(self, rows: Sequence[Mapping[str, Any]]) -> str:
+        shown = sorted({name for row in rows for name in tools_of(row)})
+        unshown = [tool.name for tool in self._part.tools if tool.name not in shown]
+        if not unshown or not shown:
+            return ""
+        close = difflib.get_close_matches(unshown[0], shown, n=1)
+        meant = f"did you mean {close[0]!r}?" if close else f"theirs are {', '.join(shown)}."
+        return (
+            f"none of the first {len(rows)} rows has a tool {', '.join(map(repr, unshown))}, so what the recipe says "
+            f"of it is of no effect there; {meant} A call of a tool with no `safe` of its own is always let through"
+        )
 
     def verify(self, row: Mapping[str, Any], answer: Mapping[str, Any]) -> Finding:
         expected, tool = self._expected(row)
@@ -94,7 +107,12 @@ class ToolCallVerifier:
         return call, tools[call.name]
 
     def _is_safe(self, call: ToolCall) -> bool:
-        return call.name not in self._safe or bool(self._safe[call.name](dict(call.arguments)))
+        if call.name not in self._safe:
+            return True
+        said = self._safe[call.name](dict(call.arguments))
+        if said is None:  # a `return` was forgotten: neither allowed nor forbidden
+            raise ValueError(f"the policy of {call.name} returned None: return True or False")
+        return bool(said)
 
     def _execute(self, call: ToolCall) -> tuple[str, str]:
         """Make the call, if there is a function for it. The class of what went wrong, "" if nothing did, and why."""

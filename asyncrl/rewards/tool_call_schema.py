@@ -65,7 +65,7 @@ def tools_of(row: Mapping[str, Any]) -> Mapping[str, Tool]:
         raise BadRow(f"row {row['id']}: its column `tools` is {tools!r:.80}; `tool-call` needs a list of JSON schemas")
     try:
         return _tools(json.dumps(tools))
-    except (ValueError, TypeError, jsonschema.SchemaError, RecursionError) as error:
+    except (ValueError, TypeError, RecursionError) as error:
         raise BadRow(f"row {row['id']}: its column `tools`: {_first_line(error)}") from None
 
 
@@ -82,7 +82,11 @@ def _tools(listed: str) -> Mapping[str, Tool]:
             raise ValueError(f"two tools are called {name}")
         schema = described.get("parameters", {})
         cls = validator_for(schema, default=jsonschema.Draft202012Validator)
-        cls.check_schema(schema)
+        try:
+            cls.check_schema(schema)
+        except jsonschema.SchemaError as error:  # which of the tools, and where in it
+            place = error.json_path.replace("$", "parameters", 1)
+            raise ValueError(f"{name}, {place}: {error.instance!r:.80} is no JSON Schema there") from None
         properties = schema.get("properties", {})
         defaults = {key: value["default"] for key, value in properties.items() if "default" in value}
         found[name] = Tool(cls(schema, registry=NOTHING_ELSE), defaults)

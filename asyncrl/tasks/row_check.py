@@ -5,6 +5,7 @@ In a verifier process, like the scores: a verifier may load anything, and may ha
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import msgspec
@@ -13,12 +14,15 @@ from asyncrl.config import recipe
 from asyncrl.config.convert import convert
 from asyncrl.config.rewards import Part, part_name
 from asyncrl.config.sizes import size_bytes
-from asyncrl.rewards.base import BadRow, Finding, Verifier
+from asyncrl.rewards.base import BadRow, Finding, Remarking, Verifier
 from asyncrl.rewards.build import REMOTE, verifier
 from asyncrl.rewards.pool import VerifierError, VerifierPool
 from asyncrl.tasks.base import NotInstalled, Row, Split, Task, TaskError
 from asyncrl.tasks.build import LOOKED_AT, construct
+from asyncrl.tasks.own_functions import check_functions
 from asyncrl.tasks.scorer import replaced
+
+logger = logging.getLogger(__name__)
 
 LIMIT_S = 120.0
 """For reading a task's rows and looking at the first of each split, by one part."""
@@ -27,14 +31,16 @@ SHOWN = 2  # rows in the message, of at most so many characters each
 SHOWN_CHARACTERS = 240
 
 LACKING = "lacking"
+UNUSABLE = "unusable"
 UNSCORABLE = "unscorable"
 
 
 async def check_rows(config: recipe.Task, collector: recipe.Collector, *, seed: int) -> None:
     """Build every verifier of the recipe, and have each look at the first rows of both splits.
 
-    Raises NotInstalled if a library of one is not here, TaskError if one cannot be built or if there are rows that it
-    could never score. Rows behind the first LOOKED_AT are unscored when they come (`bad_row`).
+    Raises NotInstalled if a library of one is not here, TaskError if one cannot be built, calls a function that there
+    is not, or if there are rows that it could never score. Rows behind the first LOOKED_AT are unscored when they come
+    (`bad_row`). What is odd, but may be meant, is logged.
     """
     parts = [(key, name) for key, task in recipe.tasks_by_key(config).items() for name in checked(task)]
     if not parts:
@@ -55,6 +61,8 @@ async def check_rows(config: recipe.Task, collector: recipe.Collector, *, seed: 
                 where = f"{key}.rewards"
                 if verdict.wrong == LACKING:
                     raise NotInstalled(f"{where}: {verdict.detail}")
+                if verdict.wrong == UNUSABLE:
+                    raise TaskError(verdict.detail)
                 if verdict.wrong == UNSCORABLE:
                     bad, looked_at = verdict.parts["bad"], verdict.parts["looked_at"]
                     raise TaskError(
@@ -63,6 +71,8 @@ async def check_rows(config: recipe.Task, collector: recipe.Collector, *, seed: 
                     )
                 if verdict.failure:
                     raise TaskError(f"{where}: `{name}` failed over the {split} rows: {verdict.detail}")
+                if verdict.detail and split == "train":
+                    logger.warning("%s: `%s`: %s", where, name, verdict.detail)
     except VerifierError as error:
         raise TaskError(f"task.rewards: {error}") from None
     finally:
@@ -89,9 +99,13 @@ class Checker:
         """The rows of `row["split"]` of the task `row["task"]`, by the part `row["part"]`."""
         task, name = row["task"], row["part"]
         if (task, name) not in self._built:
+            part = checked(self._configs[task])[name]
+            at = [part_name(one) for one in self._configs[task].rewards].index(name)
             try:
-                part = checked(self._configs[task])[name]
+                check_functions(part, f"{task}.rewards[{at}]")
                 self._built[task, name] = verifier(part, max_tokens=self._max_tokens)
+            except TaskError as error:
+                return Finding({"bad": 0.0, "looked_at": 0.0}, UNUSABLE, str(error))
             except ModuleNotFoundError as error:
                 if error.name is not None:  # Python's own: a module of the user's. A part's names the package instead
                     raise
@@ -107,17 +121,20 @@ class Checker:
 
 
 def look(task: Task, split: Split, built: Verifier) -> Finding:
-    """How many of the first rows a verifier refuses, and what it says of the first of those."""
+    """How many of the first rows a verifier refuses, and what it says of the first of those, or of all together."""
     rows = task.rows(split)
-    looked_at, complaints = min(len(rows), LOOKED_AT), []
+    looked_at, complaints, good = min(len(rows), LOOKED_AT), [], []
     for n in range(looked_at):
         try:
             row: Row = rows[n]
         except Exception:  # a row that cannot be read fails its own tickets, by name, and ends no run
             continue
         try:
-            built.check(msgspec.to_builtins(row))
+            built.check(as_sent := msgspec.to_builtins(row))
+            good.append(as_sent)
         except BadRow as error:
             complaints.append(f"  {error!s:.{SHOWN_CHARACTERS}}")
     parts = {"bad": float(len(complaints)), "looked_at": float(looked_at)}
-    return Finding(parts, UNSCORABLE if complaints else "", "\n".join(complaints[:SHOWN]))
+    if complaints:
+        return Finding(parts, UNSCORABLE, "\n".join(complaints[:SHOWN]))
+    return Finding(parts, detail=built.remark(good) if isinstance(built, Remarking) else "")

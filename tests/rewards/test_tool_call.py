@@ -275,7 +275,10 @@ def test_what_was_read_is_the_same_text_for_calls_that_mean_the_same(part: ToolC
         (row(tools=None), "its column `tools` is None"),
         (row(tools=[{"name": "mail"}]), "is no tool: write"),
         (row(tools=[*TOOLS, TOOLS[0]]), "two tools are called mail"),
-        (row(tools=[{"function": {"name": "mail", "parameters": {"type": "objekt"}}}]), "objekt"),
+        (
+            row(tools=[{"function": {"name": "mail", "parameters": {"type": "objekt"}}}]),
+            "mail, parameters.type: 'objekt' is no",
+        ),
         (row("mail ann"), "is no tool call"),
         (row(None), "is no tool call"),
         (row({"name": "fax", "arguments": {}}), "one of fax; its tools are mail, stop"),

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from asyncrl.config.recipe import Collector, DataSource, SingleTurnTask, Task
-from asyncrl.config.rewards import Choice, Exact, Function, Math, Overlong, RewardPart
+from asyncrl.config.rewards import Choice, Exact, Function, Math, Overlong, RewardPart, ToolCall, ToolPolicy
 from asyncrl.tasks.base import NotInstalled, TaskError
 from asyncrl.tasks.row_check import check_rows
 from tests.commands import Ended
@@ -77,9 +77,84 @@ async def test_a_function_that_fails_to_import_is_an_error_with_its_place(
 
 @pytest.mark.asyncio
 async def test_a_function_that_there_is_not_is_the_recipes_fault_and_not_a_lacking_package(tmp_path: Path) -> None:
-    with pytest.raises(TaskError, match="No module named 'no_such_rewards'") as error:
-        await checked(task_with(tmp_path, ["5", "6"], Function(function="no_such_rewards:score")))
+    with pytest.raises(TaskError, match=r"there is no module no_such_rewards in .*, nor an installed one") as error:
+        await checked(task_with(tmp_path, ["5", "6"], Exact(), Function(function="no_such_rewards:score")))
     assert not isinstance(error.value, NotInstalled)
+    assert str(error.value).startswith("task.rewards[1].function no_such_rewards:score: ")
+
+
+SOURCE = """
+def score(row, answer): return 1.0
+def alone(answer): return 1.0
+async def later(row, answer): return 1.0
+def pay(amount): return amount
+def forbids(arguments): return False
+def forgets(arguments): arguments
+"""
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        ("scor", r"has no function scor; did you mean 'score'\?"),
+        ("alone", r"cannot be called with \(row, answer\), .*: write `def alone\(row, answer\)`"),
+        ("later", r"is async, .*: write `def later\(row, answer\)`"),
+    ],
+)
+async def test_a_function_that_no_answer_could_be_given_to_is_named_with_its_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, function: str, said: str
+) -> None:
+    (tmp_path / "own_reward.py").write_text(SOURCE)
+    monkeypatch.syspath_prepend(tmp_path)
+    await checked(task_with(tmp_path, ["5", "6"], Function(function="own_reward:score")))
+    with pytest.raises(TaskError, match=rf"task\.rewards\[0\]\.function own_reward:{function}.* {said}"):
+        await checked(task_with(tmp_path, ["5", "6"], Function(function=f"own_reward:{function}")))
+
+
+TOOLS = [{"type": "function", "function": {"name": name, "parameters": {"type": "object"}}} for name in ("pay", "stop")]
+
+
+def calls(folder: Path, *tools: ToolPolicy) -> Task:
+    """Rows that want a payment, and what the recipe says of tools."""
+    row = {"prompt": "pay 5", "answer": '{"name": "pay", "arguments": {"amount": 5}}', "tools": TOOLS}
+    for name in ("train", "heldout"):
+        (folder / f"{name}.jsonl").write_text(json.dumps(row))
+    source = DataSource(train=str(folder / "train.jsonl"), heldout=str(folder / "heldout.jsonl"))
+    return SingleTurnTask(type="single-turn", data=source, rewards=[ToolCall(tools=list(tools))])
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("policy", "said"),
+    [
+        ({"function": "own_reward:pai"}, r"tools\[0\]\.function own_reward:pai: .* did you mean 'pay'\?"),
+        ({"safe": "own_reward:score"}, r"tools\[0\]\.safe own_reward:score cannot be called with \(arguments\)"),
+        ({"safe": "own_reward:forbids"}, "the policy forbids the expected call"),
+        ({"safe": "own_reward:forgets"}, "the policy of pay returned None: return True or False"),
+    ],
+)
+async def test_a_policy_that_cannot_decide_is_no_policy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, policy: dict[str, str], said: str
+) -> None:
+    (tmp_path / "own_reward.py").write_text(SOURCE)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(TaskError, match=said):
+        await checked(calls(tmp_path, ToolPolicy(name="pay", **policy)))
+
+
+@pytest.mark.asyncio
+async def test_a_policy_for_a_tool_that_no_row_has_is_warned_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "own_reward.py").write_text(SOURCE)
+    monkeypatch.syspath_prepend(tmp_path)
+    await checked(calls(tmp_path, ToolPolicy(name="pay", function="own_reward:pay"), ToolPolicy(name="stop")))
+    assert not caplog.messages
+    await checked(calls(tmp_path, ToolPolicy(name="pays", safe="own_reward:forbids")))
+    (said,) = caplog.messages
+    assert "none of the first 1 rows has a tool 'pays'" in said
+    assert "did you mean 'pay'?" in said
 
 
 @pytest.mark.asyncio
