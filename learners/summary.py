@@ -14,7 +14,7 @@ from asyncrl.telemetry.metrics import read_metrics, surviving_steps
 from asyncrl.telemetry.text import Price, wait_share
 
 WINDOW = 20
-"""Steps over which the reward at the beginning and at the end is averaged."""
+"""Steps, at most, over which the reward at the beginning and at the end is averaged: no step is in both."""
 
 SHOWN = 3
 
@@ -50,8 +50,7 @@ def summarise(
         "steps": weights.version,
         "seconds": seconds,
         "tokens": steps[-1]["tokens_total"] if steps else 0,
-        "reward_first20": _mean([step["reward/mean"] for step in steps[:WINDOW]]),
-        "reward_last20": _mean([step["reward/mean"] for step in steps[-WINDOW:]]),
+        **reward_ends([step["reward/mean"] for step in steps]),
         "success_before": before["success"] if before else None,
         "success_after": after["success"] if after else None,
         "eval_n": _rows(after or before or {}),
@@ -67,8 +66,16 @@ def summarise(
         "archive": str(run_dir / "archive"),
         "metrics": str(run_dir / "metrics.jsonl"),
         "resolved_recipe": str(run_dir / "recipe.yaml"),
+        "logs": str(logs) if (logs := run_dir / "logs").is_dir() else None,  # of processes started by hand: elsewhere
         "stopped": stopped,
     }
+
+
+def reward_ends(rewards: Sequence[float | None]) -> dict[str, Any]:
+    """Mean reward of a run's first and last steps. Of one with fewer than 2 x WINDOW, each half, so that a short run
+    does not look as if nothing had changed in it. rewards: of every step; None: nothing was scored."""
+    window = min(WINDOW, max(len(rewards) // 2, 1))
+    return {"reward_first": _mean(rewards[:window]), "reward_last": _mean(rewards[-window:]), "reward_window": window}
 
 
 def _rows(evaluation: Mapping[str, Any]) -> int | None:

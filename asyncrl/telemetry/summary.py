@@ -48,11 +48,7 @@ def summary_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
             f"{text.number(summary.get('success_before'))} -> {text.number(summary.get('success_after'))} "
             f"on {summary.get('eval_n', '-')} held-out rows",
         ),
-        (
-            "reward",
-            f"{text.number(summary.get('reward_first20'))} in the first 20 steps -> "
-            f"{text.number(summary.get('reward_last20'))} in the last 20",
-        ),
+        ("reward", _reward(summary)),
         ("tokens", f"{'-' if tokens is None else f'{tokens:,}'} trained, {text.count(per_second)} a second"),
         ("age", f"{text.number(summary.get('age_mean'), 2)} on average, {summary.get('age_max', '-')} at most"),
         ("price", text.price(text.Price(**summary["price"])) if summary.get("price") else "-"),
@@ -89,11 +85,21 @@ def shorten(value: object, width: int = ANSWER_WIDTH) -> str:
     return shown if len(shown) <= width else shown[: width - 3] + "..."
 
 
+def _reward(summary: Mapping[str, Any]) -> str:
+    first, last, window = (summary.get(f"reward_{key}") for key in ("first", "last", "window"))
+    steps, at_last = ("step", "") if window == 1 else (f"{window or '-'} steps", f" {window or '-'}")
+    return f"{text.number(first)} in the first {steps} -> {text.number(last)} in the last{at_last}"
+
+
 def _lost(summary: Mapping[str, Any]) -> str:
     lost, ratio = summary.get("lost") or {}, summary.get("lost_length_ratio")
     length = "" if ratio is None else f", {text.number(ratio, 2)} x as long as trained ones"
     groups = sum(lost.values())
-    return f"{groups} groups{length}: {text.reasons(lost, separator=', ')}" if groups else "nothing"
+    if not groups:
+        return "nothing"
+    failed = any(reason.startswith("failed/") for reason in lost)
+    why = f"; why they failed: {summary.get('logs') or 'in the logs of the collectors'}" if failed else ""
+    return f"{groups} groups{length}: {text.reasons(lost, separator=', ')}{why}"
 
 
 def _place(summary: Mapping[str, Any], key: str) -> str:

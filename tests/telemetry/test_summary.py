@@ -7,14 +7,16 @@ from typing import Any
 
 import pytest
 
+from asyncrl.learners.summary import reward_ends
 from asyncrl.telemetry.summary import prompt_rows, render, summary_rows
 
 SUMMARY: dict[str, Any] = {
     "steps": 60,
     "seconds": 48.2,
     "tokens": 123456,
-    "reward_first20": 0.31,
-    "reward_last20": 0.93,
+    "reward_first": 0.31,
+    "reward_last": 0.93,
+    "reward_window": 20,
     "success_before": 0.203,
     "success_after": 0.953,
     "eval_n": 128,
@@ -38,6 +40,7 @@ SUMMARY: dict[str, Any] = {
     "archive": "runs/x/archive",
     "metrics": "runs/x/metrics.jsonl",
     "resolved_recipe": "runs/x/recipe.yaml",
+    "logs": "runs/x/logs",
     "stopped": False,
 }
 
@@ -48,7 +51,7 @@ reward      0.310 in the first 20 steps -> 0.930 in the last 20
 tokens      123,456 trained, 2.6k a second
 age         0.40 on average, 1 at most
 price       waited 20%; lost 8 groups, redid 2: 4.3k tokens, 12.5 s of collectors
-lost        8 groups, 1.26 x as long as trained ones: stale/run_end:7, failed/data:1
+lost        8 groups, 1.26 x as long as trained ones: stale/run_end:7, failed/data:1; why they failed: runs/x/logs
 recipe      runs/x/recipe.yaml
 metrics     runs/x/metrics.jsonl
 archive     runs/x/archive
@@ -66,7 +69,7 @@ def test_without_a_terminal_the_summary_is_eleven_plain_lines_and_three_prompts(
 
 
 def test_on_a_terminal_the_same_values_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setenv("COLUMNS", "140")
     file = io.StringIO()
     render(SUMMARY, terminal=True, file=file)
     shown = file.getvalue()
@@ -83,6 +86,38 @@ def test_a_run_that_was_stopped_before_its_first_step_has_a_summary() -> None:
     assert rows["tokens"] == "0 trained, - a second"
     assert (rows["price"], rows["lost"]) == ("-", "nothing")
     assert rows["checkpoint"] == "-"
+
+
+@pytest.mark.parametrize(
+    ("steps", "shown"),
+    [
+        (100, "9.500 in the first 20 steps -> 89.500 in the last 20"),
+        (40, "9.500 in the first 20 steps -> 29.500 in the last 20"),
+        (11, "2.000 in the first 5 steps -> 8.000 in the last 5"),
+        (2, "0.000 in the first step -> 1.000 in the last"),
+        (1, "0.000 in the first step -> 0.000 in the last"),
+        (0, "- in the first step -> - in the last"),
+    ],
+)
+def test_no_step_of_a_short_run_is_among_its_first_and_its_last(steps: int, shown: str) -> None:
+    assert dict(summary_rows(reward_ends([float(step) for step in range(steps)])))["reward"] == shown
+
+
+@pytest.mark.parametrize(
+    ("lost", "logs", "shown"),
+    [
+        (
+            {"failed/unscored/verifier_raised": 3},
+            None,
+            "verifier_raised:3; why they failed: in the logs of the collectors",
+        ),
+        ({"stale/age": 3}, "runs/x/logs", "3 groups: stale/age:3"),
+    ],
+)
+def test_where_the_cause_of_failures_is_said_stands_beside_them(
+    lost: dict[str, int], logs: str | None, shown: str
+) -> None:
+    assert dict(summary_rows({"lost": lost, "logs": logs}))["lost"].endswith(shown)
 
 
 def test_prompts_are_kept_to_one_line_each() -> None:
