@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from asyncrl.collectors.engines.base import Sampling
 from asyncrl.config.recipe import MixtureTask, Recipe, mixed_tasks
@@ -20,11 +20,10 @@ from asyncrl.tasks.build import build_task
 from asyncrl.tasks.chat import NO_ARGUMENTS, Shown, check_template, end_token_ids, render, unseen
 from asyncrl.tasks.conversing import check_template_turns, check_turns, converses, tool_schemas
 from asyncrl.tasks.mixture import Mixture, task_of
+from asyncrl.tasks.prompt_length import PromptLimit
+from asyncrl.tasks.single_turn import SingleTurn
 from asyncrl.tasks.tools import row_tools
 from asyncrl.tasks.training import RowOf, train_rows
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 logger = logging.getLogger(__name__)
 
@@ -81,17 +80,16 @@ class TaskPrompts:
     def __init__(
         self,
         task: Task,
-        tokenizer: PreTrainedTokenizerBase,
+        limit: PromptLimit,
         *,
         train_row: RowOf,
-        max_length: int | None,
         stop_token_ids: tuple[int, ...],
         template_args: Mapping[str, Mapping[str, Any]] = NO_ARGUMENTS,
     ) -> None:
-        """`train_row`: the row of an ordinal. `max_length`: tokens of prompt and answers together; None: unbounded.
-        `template_args`: what the chat template gets besides messages and tools, by name of the row's task."""
+        """`train_row`: the row of an ordinal. `template_args`: what the chat template gets besides messages and tools,
+        by name of the row's task."""
         self.stop_token_ids = stop_token_ids
-        self.tokenizer, self.max_length = tokenizer, max_length
+        self.tokenizer, self.max_length, self._limit = limit.tokenizer, limit.max_length, limit
         self.tools = tool_schemas(task)
         self.converses = converses(task)
         self._task, self._train_row, self._template_args = task, train_row, template_args
@@ -100,27 +98,27 @@ class TaskPrompts:
     def load(cls, recipe: Recipe, model_path: Path) -> TaskPrompts:
         """Build the task and load the model's tokenizer, end tokens and length. Raises what those raise."""
         # Here: importing it takes seconds, and a simulated collector has no use for it.
-        from transformers import AutoConfig, AutoTokenizer, GenerationConfig
+        from transformers import GenerationConfig
 
-        trust = recipe.model.trust_remote_code
-        tokenizer = AutoTokenizer.from_pretrained(model_path, trust_remote_code=trust)
+        limit = PromptLimit.load(
+            model_path, given=recipe.model.max_length, trust_remote_code=recipe.model.trust_remote_code
+        )
+        tokenizer = limit.tokenizer
         check_template(tokenizer)  # now: without one, every single row would fail
-        config = AutoConfig.from_pretrained(model_path, trust_remote_code=trust)
         own_generation = (model_path / "generation_config.json").is_file()
         generation = GenerationConfig.from_pretrained(model_path) if own_generation else None
-        own_length = getattr(config.get_text_config(), "max_position_embeddings", None)
-        task = build_task(recipe.task, seed=recipe.run.seed)
+        task = build_task(recipe.task, seed=recipe.run.seed, limit=limit)
         check_turns(task, max_turns=recipe.collector.max_turns)
         check_template_turns(task, recipe.task, tokenizer)
         mixed = mixed_tasks(recipe.task) if isinstance(recipe.task, MixtureTask) else {task.name: recipe.task}
         prompts = cls(
             task,
-            tokenizer,
+            limit,
             train_row=train_rows(task, recipe.task, seed=recipe.run.seed),
             template_args={name: one.chat_template_args for name, one in mixed.items()},
-            max_length=min((n for n in (recipe.model.max_length, own_length) if n is not None), default=None),
             stop_token_ids=end_token_ids(tokenizer, generation),
         )
+        prompts.warn_of_data()
         prompts.warn_of_unseen()
         return prompts
 
@@ -148,6 +146,13 @@ class TaskPrompts:
         """What the chat template gets of a row besides its messages. Raises TaskError for tools that are none."""
         arguments = self._template_args.get(self._name_of(row), NO_ARGUMENTS)
         return {"tools": self.tools or row_tools(row) or None, "arguments": arguments}
+
+    def warn_of_data(self) -> None:
+        """Warn of rows of files that are left out or look wrong."""
+        for task in self._task.tasks.values() if isinstance(self._task, Mixture) else [self._task]:
+            if isinstance(task, SingleTurn):
+                for warning in task.dataset.warnings:
+                    logger.warning("%s", warning)
 
     def warn_of_unseen(self) -> None:
         """Warn where the template does not show what it is given, by each task's first row."""
@@ -177,12 +182,9 @@ class TaskPrompts:
             raise PromptError(f"row_error/{error.reason}", str(error), task=task) from error
         except Exception as error:  # rows and messages are the user's program: they raise what they like
             raise PromptError("row_error", f"{type(error).__name__}: {error}", task=task) from error
-        if self.max_length is not None and len(token_ids) > self.max_length - 1:
-            raise PromptError(
-                "prompt_too_long",
-                f"row {row.id} has {len(token_ids)} tokens, the model takes {self.max_length} with the answer",
-                task=task,
-            )
+        if self._limit.longest is not None and len(token_ids) > self._limit.longest:
+            detail = f"row {row.id}: the prompt has {len(token_ids):,} tokens, but {self._limit.said}"
+            raise PromptError("prompt_too_long", detail, task=task)
         return Prompt(row, token_ids, task)
 
 

@@ -15,6 +15,7 @@ from asyncrl.data.bad_rows import BadRows
 from asyncrl.data.errors import DataError, RowError
 from asyncrl.data.examined import Examined, examine
 from asyncrl.data.files import open_files
+from asyncrl.data.lengths import Tokens, measured
 from asyncrl.data.rows import Columns, Record
 from asyncrl.data.split import held_out, prompt_key
 
@@ -68,9 +69,11 @@ class Dataset:
     `warnings`: of rows that are left out or look wrong, one line each, for a person.
     """
 
-    def __init__(self, data: DataSource, *, section: str = "task.data") -> None:
-        """section: of the recipe, whose keys are named."""
+    def __init__(self, data: DataSource, *, section: str = "task.data", tokens: Tokens | None = None) -> None:
+        """section: of the recipe, whose keys are named. tokens: of prompts, by the model's tokenizer; None: rows that
+        are too long for it are not looked for."""
         self._data = data
+        self._tokens = tokens
         self._section = section
         self._columns = Columns(data.prompt, data.answer, data.id, data.tools, section)
         self._files: dict[str, dict[str, Any]] = {}
@@ -107,6 +110,7 @@ class Dataset:
             "prompts with several answers": sum(files["contradictory"] for files in read),
             "held-out prompts also in train": self._shared,
             "looked at when they are read": sum(files["unseen"] for files in read),
+            "counted in tokens when they are asked": sum(files["uncounted"] for files in read),
         }
         sides = f"{len(self.train):,} rows to train, {len(self.heldout):,} held out"
         return "; ".join([sides, *(f"{what}: {count:,}" for what, count in counts.items() if count)])
@@ -114,10 +118,13 @@ class Dataset:
     def _opened(self, given: str | Sequence[str], side: str) -> Examined:
         files = open_files(given, self._data.format, key=f"{self._section}.{side}")
         bad = BadRows(self._data.bad_rows, key=f"{self._section}.bad_rows", logs=False)
-        examined = examine(files, self._columns, bad)
+        examined, uncounted = examine(files, self._columns, bad), 0
+        if self._tokens is not None:
+            examined, uncounted = measured(examined, self._columns, self._tokens, bad)
         self._files[side] = {
             "files": files.described(),
             "unseen": examined.unseen,
+            "uncounted": uncounted,
             "left_out": bad.document(),
             "duplicates": len(examined.repeated),
             "contradictory": len(examined.contradicting),

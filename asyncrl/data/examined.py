@@ -17,7 +17,7 @@ from asyncrl.data.errors import DataError, RowError
 from asyncrl.data.files import Files
 from asyncrl.data.kept import kept
 from asyncrl.data.repeated import repeated_and_contradicting
-from asyncrl.data.rows import Columns, Record
+from asyncrl.data.rows import Columns, Record, most_tokens, texts_of
 from asyncrl.data.split import prompt_key
 
 log = logging.getLogger(__name__)
@@ -32,17 +32,23 @@ start; and held-out rows, which are taken from these, are far more than anybody 
 WORTH_KEEPING = 20_000
 """Rows whose look takes a few tenths of a second."""
 
+UNKNOWN_SIZE = 2**32 - 1
+"""Of a row that is more than one text: how much a chat template adds depends on the row."""
+
 
 @dataclass(frozen=True, slots=True)
 class Examined:
-    """The rows of `files` that can be used, out of the first `seen`: their positions (int64), and hashes (uint64) of
-    prompt and answer. `repeated` and `contradicting`: pairs of positions, as `repeated_and_contradicting` says."""
+    """The rows of `files` that can be used, out of the first `seen`: their positions (int64), hashes (uint64) of prompt
+    and answer, and sizes (uint32): `most_tokens` of a prompt that is one text, else UNKNOWN_SIZE. `repeated` and
+    `contradicting`: pairs of positions, as `repeated_and_contradicting` says. what: the look, for what is kept."""
 
     files: Files
     seen: int
+    what: str
     positions: np.ndarray
     prompts: np.ndarray
     answers: np.ndarray
+    sizes: np.ndarray
     repeated: np.ndarray
     contradicting: np.ndarray
 
@@ -53,7 +59,7 @@ class Examined:
 
     def only(self, chosen: np.ndarray) -> Examined:
         """Those of `chosen`, a bool for each row that can be used."""
-        arrays = {name: getattr(self, name)[chosen] for name in ("positions", "prompts", "answers")}
+        arrays = {name: getattr(self, name)[chosen] for name in ("positions", "prompts", "answers", "sizes")}
         return replace(self, **arrays)
 
 
@@ -61,6 +67,7 @@ def examine(files: Files, columns: Columns, bad: BadRows) -> Examined:
     """Look at all rows, or at the first of very many. `bad`, which has counted nothing yet, is told of those that
     cannot be used. Raises DataError: no row can be used; and what `bad` raises."""
     seen = len(files) if len(files) <= ALL_ROWS else FIRST_ROWS
+    what = f"examined {seen} as {files.formats} by {json.dumps(asdict(columns))}, bad rows: {bad.policy}"
 
     def keep(folder: Path) -> None:
         log.info("looking at %d rows of %s: once, what is found is kept", seen, files.paths[0])
@@ -71,17 +78,17 @@ def examine(files: Files, columns: Columns, bad: BadRows) -> Examined:
     if seen <= WORTH_KEEPING:
         found = _look(files, columns, seen, bad)
     else:
-        what = f"examined {seen} as {files.formats} by {json.dumps(asdict(columns))}, bad rows: {bad.policy}"
         folder = kept(files.sources, what, keep)
         found = {file.stem: np.load(file) for file in folder.glob("*.npy")}
         if not bad.counts:
             bad.restore(json.loads((folder / "bad.json").read_bytes()))
-    return Examined(files, seen, **found)
+    return Examined(files, seen, what, **found)
 
 
 def _look(files: Files, columns: Columns, first: int, bad: BadRows) -> dict[str, np.ndarray]:
     """What `Examined` has of the `first` rows. Raises DataError: none can be used."""
     positions, prompts, answers = (array("Q") for _ in range(3))
+    sizes = array("I")
     known: set[int] = set()
 
     def usable(where: str, own_id: str, row: dict[str, Any]) -> Record:
@@ -97,6 +104,8 @@ def _look(files: Files, columns: Columns, first: int, bad: BadRows) -> dict[str,
         positions.append(position)
         prompts.append(prompt_key(record.prompt))
         answers.append(xxhash.xxh3_64_intdigest((record.answer or "").encode()))
+        is_one = isinstance(record.prompt, str) and "tools" not in record.info
+        sizes.append(most_tokens(*texts_of(record.prompt)) if is_one else UNKNOWN_SIZE)
     if not positions:
         answered = f" and {columns.answer!r}" if columns.answer is not None else ""
         problem = f"has no usable row ({bad})" if str(bad) else "is empty"
@@ -109,4 +118,4 @@ def _look(files: Files, columns: Columns, first: int, bad: BadRows) -> dict[str,
         "answers": np.array(answers, np.uint64),
     }
     repeated, contradicting = repeated_and_contradicting(**rows)
-    return {**rows, "repeated": repeated, "contradicting": contradicting}
+    return {**rows, "sizes": np.array(sizes, np.uint32), "repeated": repeated, "contradicting": contradicting}

@@ -16,6 +16,10 @@ REPLACED = "�" * 2
 be meant, as in a question about it."""
 
 
+MELTING = 8
+"""Tokens that the template's text around one of a row's texts may have more than around another."""
+
+
 @dataclass(frozen=True, slots=True)
 class Record:
     """One row. `answer` is text (a whole number in the file is written out), None where the recipe names no column;
@@ -152,6 +156,20 @@ def _read_id(where: str, column: str, value: Any) -> str:
             f"{where}: the id (column {column!r}) is {shown(value)}: give text or a whole number",
         )
     return str(value)
+
+
+def texts_of(prompt: Prompt) -> list[str]:
+    """What a prompt says, without who says it."""
+    return [prompt] if isinstance(prompt, str) else [message["content"] for message in prompt]
+
+
+def most_tokens(*texts: str) -> int:
+    """As many tokens as any usual tokenizer may make of these texts, each with an end where it may melt into what
+    stands beside it: one a byte (bytes are the smallest piece that there is), and of what is not ASCII three a byte,
+    since NFC, which many tokenizers apply first, writes some letters in three times the bytes (U+1D160). A tokenizer
+    that writes text in still more pieces, or a template that writes it twice, can have more: such a row is not counted
+    before the run, and fails its ticket."""
+    return sum((len(text) if text.isascii() else 3 * len(text.encode())) + MELTING for text in texts)
 
 
 def check_text(where: str, column: str, text: str) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from asyncrl.config.cache_folder import cache_root
 from asyncrl.config.recipe import BUILTIN_MODELS, Model, Recipe, ReverseTask, SimulatedEngine, tasks_by_key
 from asyncrl.config.sft import SftRecipe
-from asyncrl.learners.cache import tiny_name
+from asyncrl.learners.cache import CHECKSUMS, tiny_name
 from asyncrl.learners.smollm2 import NAME as SMOLLM2
 from asyncrl.learners.smollm2 import check_available, ensure_smollm2
 
@@ -71,6 +71,18 @@ def _digits(recipe: Recipe | SftRecipe) -> tuple[int, int]:
     """What `builtin:tiny` is warm-started on."""
     tasks = tasks_by_key(recipe.task).values() if isinstance(recipe, Recipe) else ()
     return next((task.digits for task in tasks if isinstance(task, ReverseTask)), ReverseTask().digits)
+
+
+def here(recipe: Recipe) -> Path | None:
+    """The folder of the model if it is complete and on this host; makes and downloads nothing."""
+    builtin = {BUILTIN_TINY: tiny_name(recipe.run.seed, _digits(recipe)), BUILTIN_SMOLLM2: SMOLLM2}
+    if (name := builtin.get(recipe.model.path)) is not None:
+        folder = cache_root() / name
+        return folder if (folder / CHECKSUMS).is_file() else None
+    try:
+        return check(recipe, fetch=False)
+    except ModelError:
+        return None
 
 
 def find_tokenizer(recipe: Recipe) -> Path | None:

@@ -6,12 +6,15 @@ import importlib.util
 import inspect
 import shutil
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from asyncrl.config.recipe import AgentTask, SingleTurnTask
 from asyncrl.tasks.base import NotInstalled, Row, TaskError
 from asyncrl.tasks.modules import load
 from asyncrl.tasks.single_turn import SingleTurn
+
+if TYPE_CHECKING:
+    from asyncrl.tasks.prompt_length import PromptLimit
 
 
 class Agent(SingleTurn):
@@ -19,8 +22,10 @@ class Agent(SingleTurn):
 
     name = "agent"
 
-    def __init__(self, config: AgentTask, *, key: str = "task") -> None:
-        super().__init__(SingleTurnTask(data=config.data, rewards=config.rewards), key=key)
+    def __init__(self, config: AgentTask, *, key: str = "task", limit: PromptLimit | None = None) -> None:
+        """As SingleTurn."""
+        rows = SingleTurnTask(data=config.data, rewards=config.rewards, chat_template_args=config.chat_template_args)
+        super().__init__(rows, key=key, limit=limit)
 
 
 def check_agent(config: AgentTask) -> None:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import difflib
 import inspect
-import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast, get_args
+from typing import TYPE_CHECKING, Any, cast, get_args
 
 import msgspec
 
@@ -27,7 +26,8 @@ from asyncrl.tasks.tools import Tool, schemas, tools_by_name
 from asyncrl.tasks.uppercase import Uppercase
 from asyncrl.tasks.verifiers import Verifiers
 
-logger = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    from asyncrl.tasks.prompt_length import PromptLimit
 
 BUILT_IN = ("reverse", "uppercase", "errands", "single-turn", "agent", "reasoning-gym", "verifiers", "mixture")
 
@@ -37,29 +37,27 @@ LOOKED_AT = 100
 """Rows of a split whose ids are compared: a procedural task may have 2**40."""
 
 
-def build_task(config: recipe.Task, *, seed: int, key: str = "task") -> Task:
+def build_task(config: recipe.Task, *, seed: int, key: str = "task", limit: PromptLimit | None = None) -> Task:
     """The task, with the rows of both splits looked at, so that a bad task or data file fails before a run begins.
 
     `seed` goes to a user's class if its constructor has a parameter of that name; the built-in tasks' rows do not
-    depend on it. `key`: of the recipe, that the task stands under. Raises TaskError or DataError, both with one to
-    three lines for the person who wrote the recipe.
+    depend on it. `key`: of the recipe, that the task stands under. `limit`: of the model, by which rows of files are
+    too long; None: that is not looked at. Raises TaskError or DataError, both with one to three lines for the person
+    who wrote the recipe.
     """
     if isinstance(config, recipe.MixtureTask):
         keys = recipe.tasks_by_key(config)
         mixed = zip(recipe.mixed_tasks(config).items(), keys, strict=True)
-        return Mixture({name: build_task(one, seed=seed, key=own) for (name, one), own in mixed})
-    task = construct(config, seed=seed, key=key)
+        return Mixture({name: build_task(one, seed=seed, key=own, limit=limit) for (name, one), own in mixed})
+    task = construct(config, seed=seed, key=key, limit=limit)
     if isinstance(task, CustomTask):
         schemas(task.tools, f"task.type {task.name}")
     for split in get_args(Split):
         _check_rows(task, split)
-    if isinstance(task, SingleTurn):
-        for warning in task.dataset.warnings:
-            logger.warning("%s", warning)
     return task
 
 
-def construct(config: recipe.Task, *, seed: int, key: str = "task") -> Task:
+def construct(config: recipe.Task, *, seed: int, key: str = "task", limit: PromptLimit | None = None) -> Task:
     """The task without a look at its rows: all that a verifier process needs. Raises TaskError."""
     if isinstance(config, recipe.MixtureTask):
         return Mixture({name: construct(one, seed=seed) for name, one in recipe.mixed_tasks(config).items()})
@@ -70,9 +68,9 @@ def construct(config: recipe.Task, *, seed: int, key: str = "task") -> Task:
     if isinstance(config, recipe.ErrandsTask):
         return Errands()
     if isinstance(config, recipe.SingleTurnTask):
-        return SingleTurn(config, key=key)
+        return SingleTurn(config, key=key, limit=limit)
     if isinstance(config, recipe.AgentTask):
-        return Agent(config, key=key)
+        return Agent(config, key=key, limit=limit)
     if isinstance(config, ReasoningGymTask):
         return ReasoningGym(config)
     if isinstance(config, VerifiersTask):

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from asyncrl.config.recipe import SingleTurnTask
     from asyncrl.data.dataset import Dataset
     from asyncrl.data.rows import Record
+    from asyncrl.tasks.prompt_length import PromptLimit
 
 
 class SingleTurn:
@@ -20,9 +21,10 @@ class SingleTurn:
 
     name = "single-turn"
 
-    def __init__(self, config: SingleTurnTask, *, key: str = "task") -> None:
-        """key: of the recipe, that the task stands under."""
-        self._data = config.data
+    def __init__(self, config: SingleTurnTask, *, key: str = "task", limit: PromptLimit | None = None) -> None:
+        """key: of the recipe, that the task stands under. limit: rows with a longer prompt cannot be used; None: they
+        are not looked for."""
+        self._data, self._limit, self._template_args = config.data, limit, config.chat_template_args
         self._section = f"{key}.data"
         self._system_prompt = config.system_prompt
 
@@ -45,8 +47,14 @@ class SingleTurn:
     def dataset(self) -> Dataset:
         """The files, looked at. Raises DataError."""
         from asyncrl.data.dataset import Dataset  # a verifier process, which reads no rows, does without pyarrow
+        from asyncrl.tasks.prompt_length import RowTokens
 
-        return Dataset(self._data, section=self._section)
+        tokens = None
+        if self._limit is not None and self._limit.longest is not None:
+            tokens = RowTokens(
+                self._limit, self._limit.longest, row=_row, messages=self.messages, arguments=self._template_args
+            )
+        return Dataset(self._data, section=self._section, tokens=tokens)
 
 
 class Rows(Sequence[Row]):

@@ -11,6 +11,7 @@ from asyncrl.collectors.rollout import PromptError, TaskPrompts
 from asyncrl.config.recipe import DataSource, SingleTurnTask
 from asyncrl.data import examined
 from asyncrl.learners.tiny_tokenizer import build_tokenizer
+from asyncrl.tasks.prompt_length import PromptLimit
 from asyncrl.tasks.single_turn import SingleTurn
 from asyncrl.tasks.training import train_rows
 
@@ -20,9 +21,8 @@ def prompts_of(config: SingleTurnTask) -> TaskPrompts:
     task = SingleTurn(config)
     return TaskPrompts(
         task,
-        tokenizer,
+        PromptLimit.of(tokenizer, own=64, given=None),
         train_row=train_rows(task, config, seed=3),
-        max_length=64,
         stop_token_ids=(tokenizer.eos_token_id,),
     )
 

@@ -24,6 +24,7 @@ from asyncrl.rewards.scoring import Score
 from asyncrl.schema import decode, digest
 from asyncrl.staleness import Weights
 from asyncrl.tasks.base import Row
+from asyncrl.tasks.prompt_length import PromptLimit
 from asyncrl.tasks.reverse import Reverse
 
 PROMPT = Prompt(Row("train-3", "reverse 12", "21"), (7, 8, 9), "t")
@@ -235,7 +236,10 @@ def test_the_end_token_is_no_part_of_an_answer_but_a_mark_inside_is():
     end, pad = tokenizer.eos_token_id, tokenizer.pad_token_id
     task = Reverse((2, 2))
     prompts = TaskPrompts(
-        task, tokenizer, train_row=task.rows("train").__getitem__, max_length=48, stop_token_ids=(end,)
+        task,
+        PromptLimit.of(tokenizer, own=48, given=None),
+        train_row=task.rows("train").__getitem__,
+        stop_token_ids=(end,),
     )
     assert prompts.read([ord("4"), ord("2"), end]) == "42"
     assert prompts.read([end]) == ""

@@ -42,10 +42,13 @@ def test_a_run_goes_on_when_all_rows_were_asked_and_says_what_its_files_came_to(
     run = start("-m", "asyncrl.cli.main", "run", "recipe.yaml", cwd=tmp_path)
     said, errors = run.communicate(timeout=LIMIT_S)
     assert run.returncode == 0, said + errors
-    assert "task.data: 8 rows to train, 2 held out; left out: 1; held-out prompts also in train: 1" in said
+    assert "task.data: 7 rows to train, 2 held out; left out: 2; held-out prompts also in train: 1" in said
     (folder,) = (tmp_path / "runs").iterdir()
     found = json.loads((folder / "data.json").read_bytes())["task.data"]
-    assert found["read"]["train"]["left_out"]["null"]["rows"] == 1
+    assert {reason: one["rows"] for reason, one in found["read"]["train"]["left_out"].items()} == {
+        "null": 1,
+        "too-long": 1,
+    }
     table = Archive(folder / "archive").table(columns=["ticket", "row_id"]).to_pylist()
     asked = Counter(row_id for _, row_id in {(row["ticket"], row["row_id"]) for row in table})
     assert sum(asked.values()) == 16

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from pathlib import Path
 
 import pytest
@@ -39,21 +38,23 @@ def test_one_file_is_split_and_rows_are_named_by_file_and_line(tmp_path: Path) -
     assert row == Row(row.id, f"{number - 1}+1?", str(number), {"level": (number - 1) % 3})
 
 
-def test_a_held_out_file_is_used_whole(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.WARNING)
+def test_a_held_out_file_is_used_whole(tmp_path: Path) -> None:
     train, test = write(tmp_path / "train.jsonl", 20), write(tmp_path / "test.jsonl", 3, first=100)
     task = build_task(config(train, test), seed=0)
     assert (len(task.rows("train")), [row.id for row in task.rows("heldout")]) == (
         20,
         ["test.jsonl:1", "test.jsonl:2", "test.jsonl:3"],
     )
-    assert not caplog.records
+    assert isinstance(task, SingleTurn)
+    assert not task.dataset.warnings
 
 
-def test_prompts_in_both_files_are_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_prompts_in_both_files_are_reported(tmp_path: Path) -> None:
     train, test = write(tmp_path / "train.jsonl", 20), write(tmp_path / "test.jsonl", 3, first=18)
-    build_task(config(train, test), seed=0)
-    assert f"held-out prompts of {test} that also occur in {train}: 2, as {train}:19" in caplog.text
+    task = build_task(config(train, test), seed=0)
+    assert isinstance(task, SingleTurn)
+    (warning,) = task.dataset.warnings
+    assert f"held-out prompts of {test} that also occur in {train}: 2, as {train}:19" in warning
 
 
 def test_the_system_prompt_goes_before_the_question(tmp_path: Path) -> None:

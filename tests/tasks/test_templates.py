@@ -19,6 +19,7 @@ from asyncrl.tasks.base import Message
 from asyncrl.tasks.build import build_task
 from asyncrl.tasks.chat import render, template_text, unseen
 from asyncrl.tasks.history import rendered, went_on
+from asyncrl.tasks.prompt_length import PromptLimit
 from asyncrl.tasks.training import train_rows
 
 UserModule = Callable[[str], Path]
@@ -56,9 +57,8 @@ def prompts_of(tokenizer: Any, task: dict[str, Any]) -> TaskPrompts:
     parts = {one["name"]: one["task"] for one in task["tasks"]} if "tasks" in task else {built.name: task}
     return TaskPrompts(
         built,
-        tokenizer,
+        PromptLimit.of(tokenizer, own=200, given=None),
         train_row=train_rows(built, config, seed=0),
-        max_length=200,
         stop_token_ids=(tokenizer.eos_token_id,),
         template_args={name: one.get("chat_template_args", {}) for name, one in parts.items()},
     )
@@ -108,7 +108,7 @@ def test_a_rows_tools_are_shown_with_that_row_only(tokenizer: Any, user_module: 
     one, three = prompts.heldout(0), prompts.heldout(2)
     assert text_of(tokenizer, one.token_ids) == "[look]<|user|>hi<|end|><|assistant|>+"
     assert text_of(tokenizer, three.token_ids) == "<|user|>ho<|end|><|assistant|>+"
-    with pytest.raises(PromptError, match=r"row 2 has 3\d\d tokens, the model takes 200") as found:
+    with pytest.raises(PromptError, match=r"row 2: the prompt has 3\d\d tokens, but the model takes 200") as found:
         prompts.heldout(1)
     assert (found.value.reason, found.value.task) == ("prompt_too_long", "my_task:Rows")
 
