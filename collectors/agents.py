@@ -148,7 +148,7 @@ class AgentPlayer(Player):
             process = await self._processes.begin(session.episode.request().seed)
         except ProcessesLost as error:
             raise EpisodeLost(LOST, str(error)) from error
-        row = to_builtins(session.episode.prompt.row)
+        row = to_builtins(session.episode.prompt.own_row)
         calling = asyncio.ensure_future(process.call("run", row, self._endpoint.base_url, key, limit_s=self._seconds))
         failing = asyncio.ensure_future(session.failed.wait())
         try:

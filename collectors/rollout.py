@@ -18,8 +18,8 @@ from asyncrl.data.errors import RowError
 from asyncrl.tasks.base import Message, Row, Task
 from asyncrl.tasks.build import build_task
 from asyncrl.tasks.chat import NO_ARGUMENTS, Shown, check_template, end_token_ids, render, unseen
-from asyncrl.tasks.conversing import check_template_turns, check_turns, converses, tool_schemas
-from asyncrl.tasks.mixture import Mixture, task_of
+from asyncrl.tasks.conversing import check_template_turns, check_turns, tool_schemas
+from asyncrl.tasks.mixture import Mixture, own_row, task_of
 from asyncrl.tasks.prompt_length import PromptLimit
 from asyncrl.tasks.single_turn import SingleTurn
 from asyncrl.tasks.tools import row_tools
@@ -48,6 +48,12 @@ class Prompt:
     row: Row
     token_ids: tuple[int, ...]
     task: str
+    mixed: bool = False  # the row is a mixture's
+
+    @property
+    def own_row(self) -> Row:
+        """The row as its own task made it, which is what environments and agents get."""
+        return own_row(self.row) if self.mixed else self.row
 
     @property
     def text(self) -> str:
@@ -90,8 +96,8 @@ class TaskPrompts:
         by name of the row's task."""
         self.stop_token_ids = stop_token_ids
         self.tokenizer, self.max_length, self._limit = limit.tokenizer, limit.max_length, limit
-        self.tools = tool_schemas(task)
-        self.converses = converses(task)
+        self.tasks = task.tasks if isinstance(task, Mixture) else {task.name: task}
+        self._tools = {name: tool_schemas(one) for name, one in self.tasks.items()}
         self._task, self._train_row, self._template_args = task, train_row, template_args
 
     @classmethod
@@ -144,8 +150,13 @@ class TaskPrompts:
 
     def shown(self, row: Row) -> Shown:
         """What the chat template gets of a row besides its messages. Raises TaskError for tools that are none."""
-        arguments = self._template_args.get(self._name_of(row), NO_ARGUMENTS)
-        return {"tools": self.tools or row_tools(row) or None, "arguments": arguments}
+        name = self._name_of(row)
+        tools = self._tools[name] or row_tools(row) or None
+        return {"tools": tools, "arguments": self._template_args.get(name, NO_ARGUMENTS)}
+
+    def tools(self, name: str) -> list[dict[str, Any]]:
+        """What a chat template is told of the tools of a task; [] without any."""
+        return self._tools[name]
 
     def warn_of_data(self) -> None:
         """Warn of rows of files that are left out or look wrong."""
@@ -185,7 +196,7 @@ class TaskPrompts:
         if self._limit.longest is not None and len(token_ids) > self._limit.longest:
             detail = f"row {row.id}: the prompt has {len(token_ids):,} tokens, but {self._limit.said}"
             raise PromptError("prompt_too_long", detail, task=task)
-        return Prompt(row, token_ids, task)
+        return Prompt(row, token_ids, task, mixed=isinstance(self._task, Mixture))
 
 
 class SimulatedPrompts:

@@ -193,7 +193,7 @@ class _Run:
         self._unasked = Turn(episode.request(), nothing_sampled("the environment failed before the first answer"))
         # The same for all members: they are attempts at one and the same thing.
         seed = request_seed(episode.run, episode.ordinal, 0, 0, 0)
-        opening = await self.answer(self.live.reset(episode.prompt.row, seed))
+        opening = await self.answer(self.live.reset(episode.prompt.own_row, seed))
         conversation = self._own_opening() if opening is None else list(opening)
         try:
             before = rendered(tokenizer, conversation, **shown)

@@ -11,7 +11,7 @@ from typing import TypedDict
 
 from asyncrl.collectors.fleet import Fleet
 from asyncrl.collectors.updates import Updates
-from asyncrl.config.recipe import CustomTask, Recipe
+from asyncrl.config.recipe import CustomTask, Recipe, tasks_by_key
 from asyncrl.weights.base import WeightsPhase
 
 STILL_S = 5.0
@@ -71,9 +71,10 @@ def waits_of(
         what = f"an engine for {len(fleet.waiting)} requests"
         within = recipe.collector.group_timeout_s
         add(what, min(fleet.waiting.values()), f"an engine with weights they may use, within {within:.0f} s each")
-    if answering and here - min(answering) > STILL_S and isinstance(recipe.task, CustomTask):
+    steps_s = [task.step_timeout_s for task in tasks_by_key(recipe.task).values() if isinstance(task, CustomTask)]
+    if answering and here - min(answering) > STILL_S and steps_s:
         what = f"{len(answering)} environments"
-        add(what, min(answering), f"their processes, within {recipe.task.step_timeout_s:.0f} s of each step")
+        add(what, min(answering), f"their processes, within {max(steps_s):.0f} s of each step")
     if scoring and here - min(scoring) > STILL_S:
         what = f"{len(scoring)} scores"
         add(what, min(scoring), f"the verifiers, within {recipe.collector.score_timeout_s:.0f} s of work each")

@@ -169,7 +169,7 @@ def _check_task(key: str, task: SingleTask, recipe: Recipe) -> None:
             f"before it does anything. Use {size_text(LEAST_MEMORY)} or more, or leave it out"
         )
     if isinstance(task, AgentTask):
-        check_agent(task, recipe.collector.endpoint)
+        check_agent(key, task, recipe.collector.endpoint)
     if isinstance(task, ReasoningGymTask):
         check_reasoning_gym(key, task)
     if isinstance(task, VerifiersTask):
@@ -414,12 +414,13 @@ def _check_times(recipe: Recipe) -> None:
             f"collector.group_timeout_s {collector.group_timeout_s} is given back: no slow score could ever end. "
             "Make it less"
         )
-    if isinstance(recipe.task, CustomTask) and recipe.task.step_timeout_s >= collector.group_timeout_s:
-        raise RecipeError(
-            f"task.step_timeout_s is {recipe.task.step_timeout_s}, but a group without progress for "
-            f"collector.group_timeout_s {collector.group_timeout_s} is given back: no slow step could ever end. "
-            "Make it less"
-        )
+    for key, task in tasks_by_key(recipe.task).items():
+        if isinstance(task, CustomTask) and task.step_timeout_s >= collector.group_timeout_s:
+            raise RecipeError(
+                f"{key}.step_timeout_s is {task.step_timeout_s}, but a group without progress for "
+                f"collector.group_timeout_s {collector.group_timeout_s} is given back: no slow step could ever end. "
+                "Make it less"
+            )
     if collector.group_timeout_s >= run.no_progress_s:
         raise RecipeError(
             f"collector.group_timeout_s is {collector.group_timeout_s}, but the run ends after run.no_progress_s "

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from asyncrl.config.packages import VerifiersTask
-from asyncrl.config.recipe import AgentTask, CustomTask, Engine, Recipe, VllmEngine
+from asyncrl.config.recipe import AgentTask, CustomTask, Engine, Recipe, VllmEngine, tasks_by_key
 from asyncrl.config.sizes import size_bytes
 from asyncrl.schema import max_group_bytes
 
@@ -91,8 +91,11 @@ def lookahead(recipe: Recipe) -> float:
 def group_bytes(recipe: Recipe, *, max_length: int) -> int:
     """What the buffer reserves with each ticket. max_length: tokens of a row. Only what is played may have episodes of
     several turns, whose history may be rewritten before each: agents, environments, a task's own class."""
-    sampling, task = recipe.collector.sampling, recipe.task
-    played = isinstance(task, AgentTask | CustomTask) or (isinstance(task, VerifiersTask) and task.env is not None)
+    sampling = recipe.collector.sampling
+    played = any(
+        isinstance(task, AgentTask | CustomTask) or (isinstance(task, VerifiersTask) and task.env is not None)
+        for task in tasks_by_key(recipe.task).values()
+    )
     ends = MOST_ENDS if sampling.min_tokens else 0
     return max_group_bytes(
         recipe.collector.group_size,

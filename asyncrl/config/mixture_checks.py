@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from asyncrl.config.errors import RecipeError, quoted
-from asyncrl.config.packages import VerifiersTask
-from asyncrl.config.recipe import AgentTask, MixtureTask, mixed_name
+from asyncrl.config.recipe import MixtureTask, mixed_name
 from asyncrl.config.reward_checks import NAME
 from asyncrl.config.rewards import Role, declared
 
@@ -26,7 +25,7 @@ def check_mixture(task: MixtureTask) -> None:
             f"task.tasks has {len(task.tasks)} of the tasks to mix; name two or more, or write it as task"
         )
     names = [mixed_name(mixed) for mixed in task.tasks]
-    for n, (mixed, name) in enumerate(zip(task.tasks, names, strict=True)):
+    for n, name in enumerate(names):
         if not NAME.fullmatch(name):
             raise RecipeError(
                 f"task.tasks[{n}].name is {quoted(name)}, which is part of row ids and metrics. Use letters, digits, "
@@ -36,11 +35,6 @@ def check_mixture(task: MixtureTask) -> None:
             raise RecipeError(
                 f"task.tasks[{n}] and task.tasks[{names.index(name)}] are both called {name}; give one a `name` of its "
                 "own"
-            )
-        if isinstance(mixed.task, AgentTask) or (isinstance(mixed.task, VerifiersTask) and mixed.task.env is not None):
-            raise RecipeError(
-                f"task.tasks[{n}].task is of type {mixed.task.type} and plays episodes of several turns; tasks of a "
-                "mixture are answered once. Train it by itself"
             )
     roles: dict[str, Role] = {}
     for n, mixed in enumerate(task.tasks):

@@ -139,7 +139,7 @@ class MixedTask(Section, frozen=True, kw_only=True):
 
     name: str | None = None  # in records and metrics; null: the type, of module:Class the class
     weight: Factor = 1.0  # how often its rows are asked, beside those of the others
-    task: SingleTask  # with its own data and rewards; its answers have one turn
+    task: SingleTask  # with its own data and rewards
 
 
 class MixtureTask(Section, frozen=True, kw_only=True):

@@ -60,7 +60,7 @@ class Score:
 
 
 class Scores(Protocol):
-    """What scores answers: the verifiers of a task, or of several."""
+    """What scores answers: the verifiers of a task."""
 
     async def start(self) -> None:
         """Start all verifiers, before any score. Raises VerifierError, and ends all, if one cannot be."""
@@ -156,28 +156,6 @@ class Scoring(Scores):
             return Score(verdict.parts, math.nan, verdict.failure, detail=verdict.detail, seconds=seconds, asked=True)
         plain = outcome if self._shapes else None
         return Score(verdict.parts, reward, "", plain, verdict.wrong, verdict.read, verdict.detail, seconds, asked=True)
-
-
-class ScoringByTask(Scores):
-    """The scores of several tasks, each with its own parts, weights and rule. `task_of`: the task of a row's id."""
-
-    def __init__(self, tasks: Mapping[str, Scoring], task_of: Callable[[str], str]) -> None:
-        self._tasks, self._task_of = tasks, task_of
-
-    async def start(self) -> None:
-        for scoring in self._tasks.values():  # one after the other: they share a pool, which the first one starts
-            try:
-                await scoring.start()
-            except BaseException:
-                await self.close()
-                raise
-
-    async def score(self, row: object, answer: object) -> Score:
-        row_id = row["id"] if isinstance(row, Mapping) else row.id  # type: ignore[attr-defined]  # Scores.score
-        return await self._tasks[self._task_of(row_id)].score(row, answer)
-
-    async def close(self) -> None:
-        await asyncio.gather(*(scoring.close() for scoring in self._tasks.values()))
 
 
 async def _asked(remote: Remote, row: object, answer: object) -> Scored:

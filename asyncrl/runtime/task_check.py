@@ -100,8 +100,9 @@ def main() -> None:
         task = build_task(config, seed=request["seed"])
         train_rows(task, config, seed=request["seed"])
         check_turns(task, max_turns=request["max_turns"])
-        if isinstance(config, AgentTask):
-            check_agent(config)
+        for one in tasks_by_key(config).values():
+            if isinstance(one, AgentTask):
+                check_agent(one)
         if request["model_path"] is not None:
             from transformers import AutoTokenizer
 

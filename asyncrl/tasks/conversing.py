@@ -24,7 +24,9 @@ PROBE = "a result of 4711"
 
 
 def converses(task: Task) -> bool:
-    """Whether an episode may have several answers."""
+    """Whether an episode may have several answers; of a mixture: one of any of its tasks."""
+    if isinstance(task, Mixture):
+        return any(map(converses, task.tasks.values()))
     own = isinstance(task, CustomTask) and (bool(task.tools) or task.environment is not None)
     return own or isinstance(task, Agent) or (isinstance(task, Verifiers) and task.plays)
 
@@ -36,11 +38,10 @@ def tool_schemas(task: Task) -> list[dict[str, Any]]:
 
 def check_turns(task: Task, *, max_turns: int) -> None:
     """Raise TaskError where an episode could not be played anywhere."""
-    if isinstance(task, Mixture) and (several := [name for name, one in task.tasks.items() if converses(one)]):
-        raise TaskError(
-            f"task {several[0]} has tools or an environment, and tasks of a mixture are answered once: train it by "
-            "itself"
-        )
+    if isinstance(task, Mixture):
+        for one in task.tasks.values():
+            check_turns(one, max_turns=max_turns)
+        return
     if not converses(task):
         return
     if not sys.platform.startswith("linux"):
@@ -54,6 +55,10 @@ def check_turns(task: Task, *, max_turns: int) -> None:
 
 def check_template_turns(task: Task, config: recipe.Task, tokenizer: PreTrainedTokenizerBase) -> None:
     """Raise TaskError where the model's chat template cannot show it what tools gave back."""
+    if isinstance(task, Mixture):
+        for own, one in zip(recipe.tasks_by_key(config).values(), task.tasks.values(), strict=True):
+            check_template_turns(one, own, tokenizer)
+        return
     if not isinstance(task, CustomTask) or not task.tools or not isinstance(config, recipe.CustomTask):
         return
     told: Shown = {"tools": tool_schemas(task), "arguments": config.chat_template_args}

@@ -15,25 +15,30 @@ from asyncrl.rewards.parts import Verdict, joined, judge
 from asyncrl.rewards.worker import Scorer
 from asyncrl.tasks.base import Answer, Row, Task
 from asyncrl.tasks.build import construct
+from asyncrl.tasks.conversing import converses
 from asyncrl.tasks.mixture import own_id, task_of, together
 
 TURNS = "turns"
 """The reward part with the sum of what an environment gave turn by turn."""
 
 
-def scorer(task: dict[str, Any], seed: int, max_tokens: int) -> Scorer:
-    """The scores of the recipe's task. task: the section, as plain values; max_tokens: that an answer may have."""
+def scorer(task: dict[str, Any], seed: int, max_tokens: int, max_turns: int = 1) -> Scorer:
+    """The scores of the recipe's task. task: the section, as plain values; max_tokens: that an answer may have;
+    max_turns: answers of an episode that may have several."""
     config = convert({"task": task}).task
     if isinstance(config, MixtureTask):
-        return MixtureScorer({name: _scorer(one, seed, max_tokens) for name, one in mixed_tasks(config).items()})
-    return _scorer(config, seed, max_tokens)
+        mixed = mixed_tasks(config).items()
+        return MixtureScorer({name: _scorer(one, seed, max_tokens, max_turns) for name, one in mixed})
+    return _scorer(config, seed, max_tokens, max_turns)
 
 
-def _scorer(config: SingleTask, seed: int, max_tokens: int) -> TaskScorer:
+def _scorer(config: SingleTask, seed: int, max_tokens: int, max_turns: int) -> TaskScorer:
+    task = construct(config, seed=seed)
+    most = max_tokens * (max_turns if converses(task) else 1)
     parts = {part_name(part): part for part in config.rewards if not isinstance(part, REMOTE)}
     return TaskScorer(
-        construct(config, seed=seed),
-        {name: verifier(part, max_tokens=max_tokens) for name, part in parts.items()},
+        task,
+        {name: verifier(part, max_tokens=most) for name, part in parts.items()},
         limited=frozenset(name for name, part in parts.items() if part.timeout_s is not None),
         replaced=replaced(config),
         elsewhere=any(isinstance(part, REMOTE) or part.timeout_s is not None for part in config.rewards),

@@ -14,8 +14,8 @@ measure, such as 0.317 : 0.771, a share is off by less than one in so many."""
 
 class Shares:
     """Deals ordinals to tasks by `weights`, as evenly as whole ordinals allow: of the first n ordinals, whatever n, a
-    task gets its share of n to within one or two. So each batch of a run has the mix that the recipe asks for, and not
-    only the average of them.
+    task gets its share of n to within one or two. So each batch that is trained in order has the mix that the recipe
+    asks for, and not only the average of them.
 
     >>> shares = Shares([2.0, 1.0])
     >>> [shares.deal(ordinal) for ordinal in range(6)]

@@ -10,31 +10,44 @@ from asyncrl.config.rewards import Role, declared, part_name
 from asyncrl.config.sizes import size_bytes
 from asyncrl.rewards.build import REMOTE, remote
 from asyncrl.rewards.pool import VerifierPool
-from asyncrl.rewards.scoring import Scores, Scoring, ScoringByTask
+from asyncrl.rewards.scoring import Scoring
 from asyncrl.rewards.shaping import Rule
-from asyncrl.tasks.mixture import task_of, weights_of
+from asyncrl.tasks.mixture import weights_of
 from asyncrl.tasks.scorer import replaced
 
 
-def scoring_of(config: recipe.Task, collector: recipe.Collector, *, seed: int, max_tokens: int) -> Scores:
-    """What scores by the recipe's task, not yet started. `score` takes a Row and an Answer. max_tokens: that an answer
-    may have."""
-    arguments = {"task": recipe.to_builtins(config), "seed": seed, "max_tokens": max_tokens}
-    limit = collector.score_memory_limit
-    pool = VerifierPool(
-        # Named, not imported: it is the worker that builds it.
-        "asyncrl.tasks.scorer:scorer",
-        arguments,
-        workers=collector.score_workers,
-        memory_bytes=None if limit is None else size_bytes(limit),
-    )
-    if not isinstance(config, recipe.MixtureTask):
-        return _scoring(pool, config, collector.score_timeout_s)
-    scorings = {
+def scoring_of(config: recipe.SingleTask, collector: recipe.Collector, *, seed: int, max_tokens: int) -> Scoring:
+    """What scores by a task, not yet started. `score` takes a Row and an Answer. max_tokens: that one answer may
+    have."""
+    return _scoring(_pool(config, collector, seed=seed, max_tokens=max_tokens), config, collector.score_timeout_s)
+
+
+def scorings_of(
+    config: recipe.MixtureTask, collector: recipe.Collector, *, seed: int, max_tokens: int
+) -> dict[str, Scoring]:
+    """The same for each task of a mixture, by name. They share the verifier processes: the first that is started
+    starts them, and the first that is closed ends them. `score` takes a row of the mixture."""
+    pool = _pool(config, collector, seed=seed, max_tokens=max_tokens)
+    return {
         name: _scoring(pool, one, collector.score_timeout_s, own=partial(weights_of, name))
         for name, one in recipe.mixed_tasks(config).items()
     }
-    return ScoringByTask(scorings, task_of)
+
+
+def _pool(config: recipe.Task, collector: recipe.Collector, *, seed: int, max_tokens: int) -> VerifierPool:
+    limit = collector.score_memory_limit
+    return VerifierPool(
+        # Named, not imported: it is the worker that builds it.
+        "asyncrl.tasks.scorer:scorer",
+        {
+            "task": recipe.to_builtins(config),
+            "seed": seed,
+            "max_tokens": max_tokens,
+            "max_turns": collector.max_turns,
+        },
+        workers=collector.score_workers,
+        memory_bytes=None if limit is None else size_bytes(limit),
+    )
 
 
 def _scoring(

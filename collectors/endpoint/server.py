@@ -55,7 +55,9 @@ class Endpoint:
         return f"http://{f'[{host}]' if ':' in host else host}:{self._port}/v1"
 
     async def start(self) -> None:
-        """Listen. Raises OSError if the address cannot be had."""
+        """Listen; once it listens, do nothing. Raises OSError if the address cannot be had."""
+        if self._runner is not None:
+            return
         app = web.Application(client_max_size=LARGEST_BODY, middlewares=[_errors])
         app.router.add_post("/v1/chat/completions", self._chat)
         app.router.add_get("/v1/models", self._models)
@@ -80,11 +82,12 @@ class Endpoint:
             await session.close()
 
     async def close(self) -> None:
-        """Abort all calls and stop listening."""
+        """Abort all calls and stop listening; once it does not listen, do nothing."""
+        runner, self._runner = self._runner, None
         for key in list(self._sessions):
             await self.end(key)
-        if self._runner is not None:
-            await self._runner.cleanup()
+        if runner is not None:
+            await runner.cleanup()
 
     def _session(self, request: web.Request) -> Session:
         scheme, _, key = request.headers.get("Authorization", "").partition(" ")

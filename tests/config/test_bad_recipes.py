@@ -43,9 +43,11 @@ MISTAKES = {
         'task.tasks[0].task.type is "mixture"',
         "must be one of reverse",
     ),
-    "task: {type: mixture, tasks: [{task: {type: reverse}}, {task: {type: agent, agent: a:b, data: {train: a}}}]}": (
-        "task.tasks[1].task is of type agent",
-        "Train it by itself",
+    "task: {type: mixture, tasks: [{task: {type: reverse}}, {task: {type: agent, data: {train: a}}}]}": (
+        "task.tasks[1].task has neither task.tasks[1].task.agent nor task.tasks[1].task.command",
+    ),
+    "task: {type: mixture, tasks: [{task: {type: reverse}}, {name: b, task: {type: a:B, step_timeout_s: 900}}]}": (
+        "task.tasks[1].task.step_timeout_s is 900",
     ),
     "task: {type: mixture, tasks: [{task: {type: reverse}}, {task: {type: reverse, digits: [9, 3]}, name: b}]}": (
         "task.tasks[1].task.digits is [9, 3]",

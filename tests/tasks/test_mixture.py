@@ -20,10 +20,10 @@ from asyncrl.rewards.pool import VerifierError
 from asyncrl.rewards.scoring import Score
 from asyncrl.tasks.base import Answer, Row, TaskError
 from asyncrl.tasks.build import build_task
-from asyncrl.tasks.conversing import check_turns
-from asyncrl.tasks.mixture import Mixture
+from asyncrl.tasks.conversing import check_turns, converses
+from asyncrl.tasks.mixture import Mixture, task_of
 from asyncrl.tasks.training import train_rows
-from asyncrl.tasks.verify import scoring_of
+from asyncrl.tasks.verify import scorings_of
 
 UserModule = Callable[[str], Path]
 
@@ -37,6 +37,22 @@ class Own:
         return {"reward": float(answer.text == row.answer), "form": 1.0}
     def part_weights(self): return {"reward": 2.0, "form": 0.25}
 """
+
+ADDS = '''
+def add(a: int, b: int) -> int:
+    """Add.
+
+    Args:
+        a: One.
+        b: Another.
+    """
+    return a + b
+
+class Adds:
+    tools = [add]
+    def rows(self, split): return [Row("1", "1+2", "3")]
+    def score(self, row, answer): return float(answer.text == row.answer)
+'''
 
 
 def mixture(*tasks: dict[str, Any]) -> tuple[MixtureTask, Mixture]:
@@ -101,12 +117,14 @@ def test_a_task_of_a_mixture_has_the_order_that_it_has_alone() -> None:
 
 
 async def scored(config: MixtureTask, *calls: tuple[Row, Answer]) -> list[Score]:
-    scoring = scoring_of(config, Collector(score_workers=2, score_timeout_s=30), seed=7, max_tokens=20)
-    await asyncio.wait_for(scoring.start(), 60)
+    scorings = scorings_of(config, Collector(score_workers=2, score_timeout_s=30), seed=7, max_tokens=20)
     try:
-        return await asyncio.wait_for(asyncio.gather(*(scoring.score(row, answer) for row, answer in calls)), 60)
+        for scoring in scorings.values():
+            await asyncio.wait_for(scoring.start(), 60)
+        scores = (scorings[task_of(row.id)].score(row, answer) for row, answer in calls)
+        return await asyncio.wait_for(asyncio.gather(*scores), 60)
     finally:
-        await scoring.close()
+        await asyncio.gather(*(scoring.close() for scoring in scorings.values()))
 
 
 @pytest.mark.asyncio
@@ -143,13 +161,14 @@ async def test_a_task_that_a_verifier_cannot_build_ends_the_start_of_all(
         await scored(config, (task.rows("heldout")[0], Answer("", (), "stop")))
 
 
-def test_tasks_that_play_several_turns_are_refused_in_a_mixture(user_module: UserModule) -> None:
-    user_module(
-        "class Plays:\n    def rows(self, split): return [Row('1', 'p')]\n    def environment(self): return 1\n"
-    )
-    _, task = mixture({"task": {"type": "reverse"}}, {"name": "play", "task": {"type": "my_task:Plays"}})
-    with pytest.raises(TaskError, match=r"task play has tools or an environment.*train it by itself"):
-        check_turns(task, max_turns=8)
+def test_a_task_of_several_turns_is_looked_at_in_a_mixture_as_alone(user_module: UserModule) -> None:
+    user_module(ADDS)
+    _, task = mixture({"task": {"type": "reverse"}}, {"name": "play", "task": {"type": "my_task:Adds"}})
+    assert converses(task)
+    check_turns(task, max_turns=2)
+    with pytest.raises(TaskError, match=r"my_task:Adds has tools, but collector\.max_turns is 1"):
+        check_turns(task, max_turns=1)
+    assert not converses(BUILT_IN[1])
 
 
 def test_a_bad_row_of_one_task_is_named(user_module: UserModule) -> None:
