@@ -1,7 +1,7 @@
 """`smollm2`: a real model on two cores. Does SmolLM2-135M-Instruct learn `uppercase` through an adapter, and how fast?
 
-Held-out words before and after, the same ones with the same seeds: the difference is paired, word by word, with the
-bootstrap's 95 % interval. Words of the evaluation are never trained.
+Held-out words before and after, the same ones with the same seeds: the difference is paired, word by word, with its
+95 % interval. Words of the evaluation are never trained.
 
 Control: one step with a learning rate of 1e-12, everything else the same. A difference there would come from the
 measurement.

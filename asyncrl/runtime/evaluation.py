@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -190,16 +190,23 @@ async def evaluate(
     """
     use_engines(target.recipe)
     from asyncrl.collectors.evaluation.compared import comparison
+    from asyncrl.collectors.evaluation.report import classes
 
-    document = await _evaluate_one(target.recipe, target, plan, on_answer)
-    document["sampling"] = sampling_used(target.recipe, plan)
-    if against is not None:
-        other = await _evaluate_one(target.recipe, against, plan, on_answer)
-        difference = comparison(
-            document["answers"], other["answers"], ks=plan.ks, pass_above=plan.pass_above, seed=plan.seed
-        )
-        document = {**document, "against": other, "difference": difference}
-    return document
+    ours = await _evaluate_one(target.recipe, target, plan, on_answer)
+    if against is None:
+        return {**ours, "report": _report(ours, plan), "sampling": sampling_used(target.recipe, plan)}
+    theirs = await _evaluate_one(target.recipe, against, plan, on_answer)
+    # One that only one side has, the other has none of: which is a number, too.
+    wrong = classes(ours["answers"]) | classes(theirs["answers"])
+    return {
+        **ours,
+        "report": _report(ours, plan, wrong),
+        "sampling": sampling_used(target.recipe, plan),
+        "against": {**theirs, "report": _report(theirs, plan, wrong)},
+        "difference": comparison(
+            ours["answers"], theirs["answers"], ks=plan.ks, pass_above=plan.pass_above, seed=plan.seed
+        ),
+    }
 
 
 def use_engines(recipe: Recipe) -> None:
@@ -221,17 +228,16 @@ def sampling_used(recipe: Recipe, plan: Plan) -> dict[str, Any]:
 async def _evaluate_one(
     recipe: Recipe, target: Target, plan: Plan, on_answer: Callable[[str, int, int], None]
 ) -> dict[str, Any]:
+    model, answers = await answers_of(recipe, target, plan, split="heldout", on_answer=on_answer)
+    return {"target": target.name, "model": model, "weights": list(target.weights), "answers": answers}
+
+
+def _report(side: Mapping[str, Any], plan: Plan, wrong: Iterable[str] | None = None) -> dict[str, Any]:
     from asyncrl.collectors.evaluation.report import report  # loads NumPy
 
-    model, answers = await answers_of(recipe, target, plan, split="heldout", on_answer=on_answer)
-    numbers = report(answers, ks=plan.ks, samples=plan.samples, pass_above=plan.pass_above, seed=plan.seed)
-    return {
-        "target": target.name,
-        "model": model,
-        "weights": list(target.weights),
-        "report": numbers,
-        "answers": answers,
-    }
+    return report(
+        side["answers"], ks=plan.ks, samples=plan.samples, pass_above=plan.pass_above, seed=plan.seed, wrong=wrong
+    )
 
 
 async def answers_of(

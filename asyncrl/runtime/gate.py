@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from asyncrl.collectors.evaluation.report import less_is_better
-from asyncrl.collectors.evaluation.statistics import FEWEST_PROMPTS, LEVEL
+from asyncrl.collectors.evaluation.statistics import FEWEST_PROMPTS, LEVEL, rate_difference, rate_with_interval
 from asyncrl.config.evaluation import REWARD
 from asyncrl.runtime.gate_rules import GateError, Rule, Rules
 
@@ -78,7 +78,8 @@ def _judge(rule: Rule, document: Mapping[str, Any]) -> Judged:
         base = _numbers(rule, document, document["against"]["report"])["value"] if rule.relative else 1.0
         most = rule.bound * abs(base)
         verdict: Verdict = "holds" if low >= -most else "fails" if high < -most else "cannot tell"
-        return Judged(rule.text, verdict, f"{said}; at most {most:.4g} worse")
+        hint = "" if most or not rule.relative else ", a share of nothing: write `not worse by 0.01`"
+        return Judged(rule.text, verdict, f"{said}; at most {most:.4g} worse{hint}")
     certain = difference["p"] is None or difference["p"] < 1 - LEVEL
     if rule.condition == "better":
         better = low > 0 and certain
@@ -113,8 +114,12 @@ def _numbers(rule: Rule, document: Mapping[str, Any], side: Mapping[str, Any]) -
         numbers: Numbers = metrics[rule.metric]
         return numbers
     if rule.metric.startswith("wrong/"):  # a class that no answer is of
-        none = {"value": 0.0, "low": 0.0, "high": 0.0, "p": None, "prompts": metrics[REWARD]["prompts"], "seen": False}
-        return none if metrics[REWARD]["prompts"] else {**none, "value": None}
+        none = [0.0] * metrics[REWARD]["prompts"]
+        return {
+            **asdict(rate_difference(none) if rule.compares else rate_with_interval(none)),
+            "p": None,
+            "seen": False,
+        }
     there = [name for name in metrics if not name.startswith("wrong/")]
     raise GateError(f"--gate: {rule.text!r}: the evaluation has no {rule.metric}; it has {', '.join(there)}")
 

@@ -97,6 +97,11 @@ def _lines(file: Path) -> list[str]:
         raise GateError(f"--gate {file}: line {error.line}: {error}") from None
     except UnicodeDecodeError as error:
         raise GateError(f"--gate {file}: {error}: write it in UTF-8") from None
+    except (OSError, ValueError) as error:  # ValueError: of a name with a NUL
+        why = getattr(error, "strerror", None) or error
+        raise GateError(
+            f"--gate {str(file)!r:.200} cannot be read: {why}; rules are given as text, or by a file"
+        ) from None
     if not (isinstance(found, list) and found and all(isinstance(text, str) for text in found)):
         raise GateError(f"--gate {file}: write a YAML list of rules, as in `- pass@1 >= 0.4`")
     return found

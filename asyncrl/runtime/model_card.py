@@ -126,8 +126,7 @@ def _evaluation(evaluations: Sequence[Evaluated]) -> str:
     ]
     head = "| version | reward | 95 % interval | held-out prompts | unscored answers |\n|---|---|---|---|---|\n"
     return (
-        "Mean reward of the task on held-out prompts, one sampled answer each, with the percentile bootstrap over "
-        "prompts.\n\n" + head + "\n".join(rows)
+        "Mean reward of the task on held-out prompts, with its 95 % interval over prompts.\n\n" + head + "\n".join(rows)
     )
 
 

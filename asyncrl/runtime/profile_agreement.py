@@ -1,6 +1,6 @@
 """Whether a verifier and a person agree on the answers of a profile. Pure.
 
-An agreement is JSON, without NaN; an estimate has its 95 % interval by bootstrap over prompts (`statistics.Estimate`):
+An agreement is JSON, without NaN; an estimate has its 95 % interval over prompts (`statistics.Estimate`):
 
     {"judged": scored answers with a mark, "unscored": marked ones that the verifier could not score,
      "accuracy", "kappa": estimates
@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.collectors.evaluation.report import Key, key_of
-from asyncrl.collectors.evaluation.statistics import LEVEL, RESAMPLES, Estimate, ratio_with_interval
+from asyncrl.collectors.evaluation.statistics import LEVEL, RESAMPLES, Estimate, share_with_interval
 
 CELLS = ("passes_right", "passes_wrong", "fails_right", "fails_wrong")
 
@@ -47,7 +47,7 @@ def agreement(
     return {
         "judged": int(counts.sum()),
         "unscored": unscored,
-        "accuracy": asdict(ratio_with_interval([(row[0] + row[3], row.sum()) for row in counts], seed=seed)),
+        "accuracy": asdict(share_with_interval([(row[0] + row[3], row.sum()) for row in counts])),
         "kappa": asdict(_kappa(counts, seed=seed)),
         "confusion": confusion,
         "false_passes": _false(outputs["passes_wrong"], confusion["passes_wrong"] + confusion["passes_right"]),
@@ -74,12 +74,17 @@ def kappa(counts: NDArray[np.int64]) -> NDArray[np.float64]:
 
 
 def _kappa(counts: NDArray[np.int64], *, seed: int) -> Estimate:
-    """Over all answers, with its interval over prompts. counts [prompts, 4]. Resamples without a kappa are left out."""
+    """Over all answers, with the percentile bootstrap's interval over prompts. counts [prompts, 4]. Resamples without a
+    kappa are left out. No ends where all resamples are one: of a single prompt, or where nobody disagreed, a bootstrap
+    knows nothing of how far it may be otherwise."""
     if not len(counts) or np.isnan(value := kappa(counts.sum(axis=0, keepdims=True))[0]):
         return Estimate(None, None, None, len(counts))
     drawn = np.random.default_rng(seed).integers(len(counts), size=(RESAMPLES, len(counts)))
     resampled = kappa(np.stack([counts[rows].sum(axis=0) for rows in drawn]))
-    low, high = np.quantile(resampled[~np.isnan(resampled)], [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    resampled = resampled[~np.isnan(resampled)]
+    if np.ptp(resampled) == 0:
+        return Estimate(float(value), None, None, len(counts))
+    low, high = np.quantile(resampled, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return Estimate(float(value), float(low), float(high), len(counts))
 
 

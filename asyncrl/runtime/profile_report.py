@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 
 from asyncrl.collectors.evaluation.heldout import wrong_of
 from asyncrl.collectors.evaluation.report import Answers, by_prompt
-from asyncrl.collectors.evaluation.statistics import mean_with_interval
+from asyncrl.collectors.evaluation.statistics import rate_with_interval
 from asyncrl.config.rewards import Declared
 from asyncrl.learners.repetition import repeated
 
@@ -74,7 +74,7 @@ def report(answers: Answers, setting: Setting, *, seconds: float) -> dict[str, A
         "answers": len(answers),
         "group_size": setting.group_size,
         "pass_above": setting.pass_above,
-        "pass": asdict(mean_with_interval(passes, seed=setting.seed)),
+        "pass": asdict(rate_with_interval(passes)),
         "pass_rate": _tenths(passes),
         "reward": {"mean": _mean(rewards), "std": _over(np.std, rewards), "best": _over(_best, rewards)},
         "zero_variance": _mean([float(min(group) == max(group)) for group in groups]),

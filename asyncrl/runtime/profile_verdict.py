@@ -121,7 +121,7 @@ def _disagreement(agreement: Mapping[str, Any] | None) -> Iterator[Reason]:
     enough = judged >= ENOUGH_MARKS
     if kappa["value"] is not None and kappa["value"] < LEAST_KAPPA:
         text = f"kappa {kappa['value']:.2f} between the verifier and a person, over {judged} answers"
-        decides = enough or kappa["high"] < LEAST_KAPPA
+        decides = enough or (kappa["high"] is not None and kappa["high"] < LEAST_KAPPA)
         yield Reason("kappa", text, kappa["value"], LEAST_KAPPA, decides, see)
     if false["share"] is not None and false["share"] > MOST_FALSE_PASSES:
         text = f"a person calls {false['count']} of {false['of']} answers wrong that the verifier lets pass"
@@ -139,7 +139,8 @@ def _too_hard(report: Mapping[str, Any]) -> Iterator[Reason]:
     scored = report["answers"] - report["unscored"]
     if not report["passed"]:
         # The rule of three: with a higher rate, none of so many would have been less likely than 5 %.
-        text = f"none of {scored} scored answers passes, so their share is likely below {min(1.0, 3 / scored):.0%}"
+        most = min(1.0, 3 / scored)
+        text = f"none of {scored} scored answers passes, so on these prompts likely fewer than {most:.0%} do"
         if report["wrong"]:
             name, count = next(iter(report["wrong"].items()))
             text += f"; most often they are {name} ({count})"

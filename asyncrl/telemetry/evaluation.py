@@ -115,15 +115,10 @@ def metric_rows(document: Mapping[str, Any]) -> Table:
         return [("", "mean [95 % interval]"), *((name, _estimate(metrics[name])) for name in shown)]
     other = document["against"]["report"]["metrics"]
     rows = [
-        (name, *(_estimate(side.get(name, _absent(name))) for side in (metrics, other)), *_difference(compared[name]))
+        (name, *(_estimate(side.get(name, NOTHING)) for side in (metrics, other)), *_difference(compared[name]))
         for name in shown
     ]
     return [("", "mean [95 % interval]", "against", "difference, paired", "+/=/-", "p"), *rows]
-
-
-def _absent(metric: str) -> Mapping[str, Any]:
-    """What a side without the metric has: of a class, no answer."""
-    return dict.fromkeys(("value", "low", "high"), 0.0 if metric.startswith("wrong/") else None)
 
 
 def group_rows(document: Mapping[str, Any], by: str) -> Table:

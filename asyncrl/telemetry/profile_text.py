@@ -152,4 +152,6 @@ def _part(name: str, part: Mapping[str, Any]) -> str:
 def _interval(estimate: Mapping[str, float | None]) -> str:
     if estimate["value"] is None:
         return "-"
+    if estimate["low"] is None:
+        return text.number(estimate["value"])
     return f"{text.number(estimate['value'])} [{text.number(estimate['low'])}, {text.number(estimate['high'])}]"

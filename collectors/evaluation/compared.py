@@ -22,9 +22,11 @@ from typing import Any
 
 from asyncrl.collectors.evaluation.heldout import wrong_of
 from asyncrl.collectors.evaluation.report import (
+    RATE,
     TOKENS_PER_SUCCESS,
     Answers,
     Key,
+    bounds_of,
     by_prompt,
     classes,
     costs,
@@ -34,7 +36,12 @@ from asyncrl.collectors.evaluation.report import (
     prompt_metrics,
     solved,
 )
-from asyncrl.collectors.evaluation.statistics import mean_with_interval, ratio_difference, sign_flip_p
+from asyncrl.collectors.evaluation.statistics import (
+    mean_with_interval,
+    rate_difference,
+    ratio_difference,
+    sign_flip_p,
+)
 from asyncrl.config.evaluation import REWARD
 
 RIGHT = "right"
@@ -74,13 +81,19 @@ def _differences(
 ) -> dict[str, dict[str, Any]]:
     ours = prompt_metrics(answers, ks=ks, pass_above=pass_above, wrong=wrong)
     theirs = prompt_metrics(against, ks=ks, pass_above=pass_above, wrong=wrong)
+    bounds = bounds_of(answers, against)
     metrics: dict[str, dict[str, Any]] = {}
     for name, values in ours.items():
         other = theirs.get(name, {})
         differences = [value - other[key] for key, value in values.items() if key in other]
+        limits = bounds.get(name, RATE)
         sign = -1 if less_is_better(name) else 1
         metrics[name] = {
-            **asdict(mean_with_interval(differences, seed=seed)),
+            **asdict(
+                mean_with_interval(differences, seed=seed)
+                if limits is None
+                else rate_difference(differences, width=limits[1] - limits[0])
+            ),
             "better": sum(sign * difference > 0 for difference in differences),
             "equal": sum(difference == 0 for difference in differences),
             "worse": sum(sign * difference < 0 for difference in differences),

@@ -39,11 +39,17 @@ from asyncrl.collectors.evaluation.statistics import (
     majority,
     mean_with_interval,
     pass_at_k,
+    rate_with_interval,
     ratio_with_interval,
 )
 from asyncrl.config.evaluation import FEWEST_VOTES, REWARD
 
+TOKENS = "tokens"
 TOKENS_PER_SUCCESS = "tokens_per_success"
+
+RATE = (0.0, 1.0)
+"""The bounds of a share."""
+
 SOLVED = ("never", "sometimes", "always")
 
 Answers = Sequence[Mapping[str, Any]]
@@ -115,8 +121,21 @@ def prompt_metrics(
         key: _mean(one["finish_reason"] == "length" for one in all_of) for key, all_of in prompts.items()
     }
     tokens = {key: [one["tokens"] for one in all_of if one.get("tokens")] for key, all_of in prompts.items()}
-    metrics["tokens"] = {key: _mean(of) for key, of in tokens.items() if of}
+    metrics[TOKENS] = {key: _mean(of) for key, of in tokens.items() if of}
     return metrics
+
+
+def bounds_of(*sides: Answers) -> dict[str, tuple[float, float] | None]:
+    """Between what the metrics lie that are not shares of something (`RATE`): rewards and parts from 0 to 1, or as far
+    beyond as one was seen; None: nobody knows, as of tokens."""
+    bounds: dict[str, tuple[float, float] | None] = {TOKENS: None}
+    for answer in (one for side in sides for one in side if one["reward"] is not None):
+        numbers = {REWARD: answer["reward"], **{f"{REWARD}/{name}": of for name, of in answer.get("parts", {}).items()}}
+        for name, value in numbers.items():
+            if value is not None:
+                low, high = bounds.get(name) or RATE
+                bounds[name] = min(low, value), max(high, value)
+    return bounds
 
 
 def costs(answers: Answers, *, pass_above: float) -> dict[Key, tuple[int, int]]:
@@ -137,21 +156,31 @@ def solved(answers: Answers, *, pass_above: float) -> dict[str, set[Key]]:
     return found
 
 
-def report(answers: Answers, *, ks: Sequence[int], samples: int, pass_above: float, seed: int) -> dict[str, Any]:
-    """The numbers of one evaluation. `seed`: of the bootstrap."""
+def report(
+    answers: Answers,
+    *,
+    ks: Sequence[int],
+    samples: int,
+    pass_above: float,
+    seed: int,
+    wrong: Iterable[str] | None = None,
+) -> dict[str, Any]:
+    """The numbers of one evaluation. `seed`: of the bootstrap. wrong: classes that are counted, also where no answer is
+    of them, as another side's; None: those that occur."""
+    counted = classes(answers) if wrong is None else set(wrong)
     unscored = [answer for answer in answers if answer["reward"] is None]
-    wrong = Counter(name for answer in answers if (name := wrong_of(answer)))
+    found = Counter(name for answer in answers if (name := wrong_of(answer)))
     return {
         "prompts": len(by_prompt(answers)),
         "samples": samples,
         "pass_above": pass_above,
         "seed": seed,
-        "metrics": _estimates(answers, ks=ks, pass_above=pass_above, seed=seed),
+        "metrics": _estimates(answers, ks=ks, pass_above=pass_above, seed=seed, wrong=counted),
         "answers": len(answers),
         "unscored": len(unscored),
         "failures": dict(Counter(answer["failure"] for answer in unscored).most_common()),
         "truncated": sum(answer["finish_reason"] == "length" for answer in answers),
-        "wrong": dict(wrong.most_common()),
+        "wrong": dict(found.most_common()),
         "solved": {name: len(keys) for name, keys in solved(answers, pass_above=pass_above).items()},
         "latency_s": _spread(answer.get("latency_s") for answer in answers),
         "verifier_s": _spread(answer.get("verifier_s") for answer in answers),
@@ -159,7 +188,7 @@ def report(answers: Answers, *, ks: Sequence[int], samples: int, pass_above: flo
             name: {
                 group: {
                     "prompts": len(by_prompt(members)),
-                    "metrics": _estimates(members, ks=ks, pass_above=pass_above, seed=seed),
+                    "metrics": _estimates(members, ks=ks, pass_above=pass_above, seed=seed, wrong=counted),
                 }
                 for group, members in groups.items()
             }
@@ -182,11 +211,17 @@ def grouped(answers: Answers) -> dict[str, dict[str, Answers]]:
     return found
 
 
-def _estimates(answers: Answers, *, ks: Sequence[int], pass_above: float, seed: int) -> dict[str, dict[str, Any]]:
-    found: dict[str, Estimate] = {
-        name: mean_with_interval(list(values.values()), seed=seed)
-        for name, values in prompt_metrics(answers, ks=ks, pass_above=pass_above).items()
-    }
+def _estimates(
+    answers: Answers, *, ks: Sequence[int], pass_above: float, seed: int, wrong: Iterable[str]
+) -> dict[str, dict[str, Any]]:
+    bounds = bounds_of(answers)
+    found: dict[str, Estimate] = {}
+    for name, per_prompt in prompt_metrics(answers, ks=ks, pass_above=pass_above, wrong=wrong).items():
+        values = list(per_prompt.values())
+        limits = bounds.get(name, RATE)
+        found[name] = (
+            mean_with_interval(values, seed=seed) if limits is None else rate_with_interval(values, bounds=limits)
+        )
     if cost := list(costs(answers, pass_above=pass_above).values()):
         found[TOKENS_PER_SUCCESS] = ratio_with_interval(cost, seed=seed)
     return {name: asdict(estimate) for name, estimate in found.items()}

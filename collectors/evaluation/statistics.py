@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import sqrt
+from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -20,6 +22,11 @@ FLIPS = 10_000
 FEWEST_PROMPTS = 6
 """Fewest prompts of which a permutation test can say anything: five that all differ the same way have a p of 2 / 2^5,
 which is above 0.05."""
+
+_ROUNDING = 1e-18
+"""A variance below it is that of equal numbers, rounded."""
+
+_Z = NormalDist().inv_cdf((1 + LEVEL) / 2)
 
 _EXACT = 12  # differences whose 2^n flips are all tried: fewer than FLIPS
 _CHUNK = 1 << 22  # entries of the resampled matrix held at once
@@ -69,17 +76,76 @@ def majority(readings: Sequence[str], passes: Sequence[bool]) -> float:
 
 
 def mean_with_interval(per_prompt: ArrayLike, *, seed: int) -> Estimate:
-    """The mean of one value per prompt, with the percentile bootstrap's 95 % interval over prompts (Efron, 1979).
+    """The mean of one value per prompt, with the percentile bootstrap's 95 % interval over prompts (Efron, 1979): for
+    what has no bounds, such as tokens. Where all values are equal its width is 0: a resample cannot contain what was
+    never seen.
 
-    Prompts are resampled, not samples: answers to one prompt are no independent evidence about other prompts. For the
-    interval of a difference give the differences, prompt by prompt. Where all values are equal the width is 0: a
-    resample cannot contain what was never seen.
+    Prompts are resampled, not samples: answers to one prompt are no independent evidence about other prompts.
     """
     values: NDArray[np.float64] = np.asarray(per_prompt, dtype=np.float64)
     if not len(values):
         return Estimate(None, None, None, 0)
     means = np.concatenate([values[rows].mean(axis=1) for rows in _resamples(len(values), seed)])
     return _estimate(float(values.mean()), means, len(values))
+
+
+def share_with_interval(pairs: Sequence[tuple[float, float]]) -> Estimate:
+    """Of one pair (how many, out of how many) per prompt, the share of all together, with a 95 % interval over prompts
+    that holds near 0 and 1 too, where a bootstrap's has no width and covers nothing.
+
+    It is the score interval (Wilson, Journal of the American Statistical Association 22, 1927) of as many independent
+    draws as the scatter between prompts is worth (Korn and Graubard, Survey Methodology 24, 1998): R (1 - R) / v, with
+    v the variance of a ratio of sums over clusters, less for a v that few prompts tell. Where prompts do not differ, a
+    draw a prompt: all answers to one may be one piece of evidence.
+
+    >>> share_with_interval([(0, 4)] * 32)
+    Estimate(value=0.0, low=0.0, high=0.10717919825507058, prompts=32)
+    """
+    some, of = np.asarray(pairs, dtype=np.float64).reshape(-1, 2).T
+    if not of.sum():
+        return Estimate(None, None, None, len(of))
+    share = min(1.0, max(0.0, float(some.sum() / of.sum())))  # a sum of rounded shares may lie beyond
+    low, high = _score(share, _draws(some, of, share))
+    return Estimate(share, low, high, len(of))
+
+
+def rate_with_interval(per_prompt: ArrayLike, *, bounds: tuple[float, float] = (0.0, 1.0)) -> Estimate:
+    """The mean of one value per prompt that lies between two bounds, with the interval of `share_with_interval`."""
+    values: NDArray[np.float64] = np.asarray(per_prompt, dtype=np.float64)
+    if not len(values):
+        return Estimate(None, None, None, 0)
+    lowest, width = bounds[0], bounds[1] - bounds[0]
+    found = share_with_interval([((value - lowest) / width, 1.0) for value in values])
+    low, high = (None if end is None else lowest + width * end for end in (found.low, found.high))
+    return Estimate(float(values.mean()), low, high, len(values))
+
+
+def rate_difference(differences: ArrayLike, *, width: float = 1.0) -> Estimate:
+    """The mean of the differences, prompt by prompt, of two such rates; width: between their bounds.
+
+    Gains and losses are two rates over the same prompts, each with its score interval between 0 and the largest change
+    seen (the width, where none was), and so is their difference (MOVER: Zou and Donner, Statistics in Medicine 27,
+    2008; Newcombe, Statistics in Medicine 17, 1998, method 10, for pairs). That no prompt changed does not say that
+    none would.
+
+    >>> rate_difference([0.0] * 32)
+    Estimate(value=0.0, low=-0.10717919825507058, high=0.10717919825507058, prompts=32)
+    """
+    values: NDArray[np.float64] = np.asarray(differences, dtype=np.float64)
+    if not len(values):
+        return Estimate(None, None, None, 0)
+    scale = float(abs(values).max()) or width
+    up, down = np.maximum(values, 0.0) / scale, np.maximum(-values, 0.0) / scale
+    (gain, gain_low, gain_high), (loss, loss_low, loss_high) = map(_bounded, (up, down))
+    scatter = float(up.std() * down.std())
+    together = float(np.mean((up - gain) * (down - loss))) / scatter if scatter > 0 else 0.0
+
+    def reach(a: float, b: float) -> float:
+        return scale * sqrt(max(0.0, a * a + b * b - 2 * together * a * b))
+
+    value = float(values.mean())
+    low = value - reach(gain - gain_low, loss_high - loss)
+    return Estimate(value, low, value + reach(gain_high - gain, loss - loss_low), len(values))
 
 
 def ratio_with_interval(pairs: Sequence[tuple[float, float]], *, seed: int) -> Estimate:
@@ -132,6 +198,45 @@ def sign_flip_p(differences: ArrayLike, *, seed: int) -> float | None:
         signs = 1 - 2 * generator.integers(2, size=(min(rows, FLIPS - start), len(values)), dtype=np.int8)
         further += int((abs(signs @ values) >= seen).sum())
     return (1 + further) / (1 + FLIPS)
+
+
+def _bounded(shares: NDArray[np.float64]) -> tuple[float, float, float]:
+    """The mean of one share per prompt, and the ends of its interval."""
+    share = min(1.0, float(shares.mean()))
+    return share, *_score(share, _draws(shares, np.ones_like(shares), share))
+
+
+def _draws(some: NDArray[np.float64], of: NDArray[np.float64], share: float) -> float:
+    """How many independent draws of right or wrong tell as much as these prompts do."""
+    prompts = len(of)
+    if prompts < 2:
+        return 1.0
+    variance = prompts / (prompts - 1) * float(np.sum(np.square(some - share * of))) / float(of.sum()) ** 2
+    if variance < _ROUNDING:
+        return float(prompts)
+    return share * (1 - share) / variance * (_Z / _student(prompts - 1)) ** 2
+
+
+def _student(freedom: int) -> float:
+    """What of Student's distribution has the level between -t and t, by Fisher's expansion of it in 1 / freedom
+    (Abramowitz and Stegun, 26.7.5): to a hundredth from 4 on, too small below."""
+    z = _Z
+    terms = (
+        (z**3 + z) / 4,
+        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
+        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
+    )
+    return z + sum(float(term / freedom**power) for power, term in enumerate(terms, 1))
+
+
+def _score(share: float, draws: float) -> tuple[float, float]:
+    """Wilson's interval: the rates that are less than _Z of their own standard errors from the share."""
+    middle = share + _Z**2 / (2 * draws)
+    half = _Z * sqrt(share * (1 - share) / draws + _Z**2 / (4 * draws**2))
+    whole = 1 + _Z**2 / draws
+    # At the ends rounding would leave a little of what is exactly 0 or 1.
+    low = 0.0 if share == 0 else max(0.0, (middle - half) / whole)
+    return low, 1.0 if share == 1 else min(1.0, (middle + half) / whole)
 
 
 def _resamples(prompts: int, seed: int) -> Iterator[NDArray[np.int64]]:

@@ -163,7 +163,7 @@ def test_the_recipe_says_how_often_and_how_rows_are_answered_and_by_what_they_ar
         ("reward/evn >= 1", 2, "reward/even"),
         ("reward bettr", 2, "is no rule"),
         ("pass@4 >= 1", 2, "--k 4"),
-        ("gone.yaml", 2, "gone.yaml: No such file"),
+        ("gone.yaml", 2, "'gone.yaml' cannot be read: No such file"),
     ],
 )
 def test_a_gate_is_the_exit_code(cli, tmp_path, levels, rules, code, said):

@@ -81,11 +81,12 @@ def test_a_rule_is_read_as_it_is_meant(text: str, rule: Rule) -> None:
         ("truncatd <= 1%", "did you mean 'truncated'?"),
         ("Malformed <= 1%", "neither a metric"),
         ("reward not worse by -1", "not below 0"),
-        ("gone.yaml", "gone.yaml"),
+        ("gone.yaml", "'gone.yaml' cannot be read: No such file"),
+        ("pass@1 >= 40%; reward better.yml", "cannot be read"),
     ],
 )
 def test_what_is_no_rule_is_said_with_the_rule(text: str, said: str) -> None:
-    with pytest.raises((GateError, FileNotFoundError)) as raised:
+    with pytest.raises(GateError) as raised:
         read_rules(text)
     assert said in str(raised.value)
 
@@ -135,7 +136,11 @@ def test_better_and_not_worse_are_beyond_chance() -> None:
     assert verdicts(rules, document(BETTER, WORSE)) == ["holds"] * 4
     assert verdicts(rules, document(WORSE, BETTER)) == ["fails"] * 4
     close = answers(*range(11))  # one more than WORSE: nobody can tell
-    assert verdicts(rules, document(close, WORSE)) == ["cannot tell", "holds", "holds", "holds"]
+    assert verdicts(rules, document(close, WORSE)) == ["cannot tell", "holds", "holds", "cannot tell"]
+    assert verdicts("reward not worse by 10%; reward not worse by .1", document(close, WORSE)) == [
+        "cannot tell",
+        "holds",
+    ]
     mixed = answers(*range(3, 13))  # three better, three worse
     assert verdicts(rules, document(mixed, WORSE)) == ["cannot tell", "holds", "holds", "cannot tell"]
 
@@ -152,6 +157,16 @@ def test_without_the_test_for_chance_a_lucky_few_would_pass() -> None:
     found = document(answers(*range(5), prompts=5), answers(prompts=5))["difference"]["metrics"]["reward"]
     assert found["low"] > 0
     assert found["p"] > 0.05
+
+
+def test_few_prompts_that_did_not_change_rule_out_no_loss() -> None:
+    """None of eight changed; of forty that would say a little, and of three hundred enough."""
+    rules = "reward not worse by .05; reward not worse; unsafe not worse by .05; unsafe <= 0"
+    for prompts, verdict in ((8, "cannot tell"), (40, "cannot tell"), (300, "holds")):
+        same = answers(*range(prompts), prompts=prompts)
+        assert verdicts(rules, document(same, same)) == [verdict, "holds", verdict, "holds"]
+    (share,) = judge(read_rules("unsafe not worse by 5%"), document(same, same))
+    assert (share.verdict, "write `not worse by 0.01`" in share.said) == ("cannot tell", True)
 
 
 def test_a_price_may_grow_by_so_much_and_no_more() -> None:

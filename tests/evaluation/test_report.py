@@ -73,7 +73,7 @@ def test_pairing_takes_out_what_makes_prompts_differ() -> None:
     alone = report(ours, ks=[], samples=1, pass_above=0.0, seed=0)["metrics"]["reward"]
     paired = comparison(ours, theirs, ks=[], pass_above=0.0, seed=0)["metrics"]["reward"]
     assert alone["high"] - alone["low"] > 0.1
-    assert paired["low"] == pytest.approx(0.1)
+    assert paired["low"] == pytest.approx(0.1, abs=0.011)
     assert paired["high"] == pytest.approx(0.1)
 
 

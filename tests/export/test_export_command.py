@@ -165,8 +165,8 @@ def test_the_card_says_where_the_model_came_from(called, make_run, base: Path) -
     assert recipe_hash(recipe) in text
     assert "what it extends, `tiny-reverse`" in text
     assert "task.digits: [2, 4]" in text
-    assert [line for line in text.splitlines() if line.startswith("| 0 ")] == ["| 0 | 0.500 | [0.000, 1.000] | 2 | 0 |"]
-    assert [line for line in text.splitlines() if line.startswith("| 7 ")] == ["| 7 | 1.000 | [1.000, 1.000] | 2 | 1 |"]
+    assert [line for line in text.splitlines() if line.startswith("| 0 ")] == ["| 0 | 0.500 | [0.003, 0.997] | 2 | 0 |"]
+    assert [line for line in text.splitlines() if line.startswith("| 7 ")] == ["| 7 | 1.000 | [0.207, 1.000] | 2 | 1 |"]
     assert "| 9 |" not in text, "of a version after this one"
     assert "asyncrl run recipe.yaml --set run.max_steps=7" in text
     assert document(folder).manifest.served in text

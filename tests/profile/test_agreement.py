@@ -37,6 +37,23 @@ def test_an_answer_without_a_score_agrees_with_nobody(entry):
     assert found["accuracy"]["value"] == 1.0
 
 
+def test_all_that_a_few_agree_on_is_not_certain(entry):
+    """Of ten answers to five prompts no disagreement: neither is accuracy 1 beyond doubt, nor can a bootstrap say of
+    kappa how far it may be otherwise."""
+    answers = answers_of([1.0, 0.0] * 5, entry)
+    found = agreement(answers, {n: n % 2 == 1 for n in range(1, 11)}, pass_above=0.0, seed=0)
+    assert found["accuracy"]["value"] == found["kappa"]["value"] == 1.0
+    assert 0.5 < found["accuracy"]["low"] < 0.6
+    assert found["kappa"]["low"] is found["kappa"]["high"] is None
+
+
+def test_a_kappa_of_one_prompt_decides_nothing_by_its_interval(entry):
+    answers = [entry("1", float(n < 5)) for n in range(10)]
+    found = agreement(answers, {n: n % 3 > 0 for n in range(1, 11)}, pass_above=0.0, seed=0)
+    assert found["kappa"]["value"] < 0.6
+    assert found["kappa"]["high"] is None
+
+
 def test_nobody_agrees_on_nothing(entry):
     found = agreement([entry("1", None)], {1: True}, pass_above=0.0, seed=0)
     json.dumps(found, allow_nan=False)
@@ -52,7 +69,7 @@ def test_the_numbers_stay_in_their_ranges_and_do_not_change_with_the_seed(pairs)
     json.dumps(one, allow_nan=False)
     for name in ("accuracy", "kappa"):
         assert one[name]["value"] == other[name]["value"]
-        if one[name]["value"] is not None:
+        if one[name]["low"] is not None:
             assert -1.0 - 1e-9 <= one[name]["low"] <= one[name]["high"] <= 1.0 + 1e-9
     agreed = sum(passes == right for passes, right in pairs)
     assert one["accuracy"]["value"] == pytest.approx(agreed / len(pairs))

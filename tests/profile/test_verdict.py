@@ -64,6 +64,7 @@ CASES = [
         (numbers(0, **{**UNSCORED, **NOTHING}), None, VERIFIER_FIRST, ["unscored"]),
         (numbers(), agreed(kappa=0.4), VERIFIER_FIRST, ["kappa"]),
         (numbers(), agreed(judged=10, kappa=0.4), TRAIN, ["gradient"]),
+        (numbers(), agreed(judged=10, kappa=0.1, high=None), TRAIN, ["gradient"]),
         (numbers(), agreed(judged=10, kappa=0.1, high=0.5), VERIFIER_FIRST, ["kappa"]),
         (numbers(), agreed(false=5), VERIFIER_FIRST, ["false_passes"]),
         (numbers(), agreed(kappa=None, false=0, of=0), TRAIN, ["gradient"]),
@@ -112,7 +113,8 @@ def test_what_is_odd_is_a_warning_and_no_verdict(changes, warned):
 def test_where_nothing_passes_it_says_what_is_wrong_most_often():
     (reason,) = verdict(numbers(0, gradient=0.0, wrong={"malformed": 60, "wrong_tool": 4}))["reasons"]
     assert reason["text"] == (
-        "none of 64 scored answers passes, so their share is likely below 5%; most often they are malformed (60)"
+        "none of 64 scored answers passes, so on these prompts likely fewer than 5% do; most often they are malformed "
+        "(60)"
     )
 
 
