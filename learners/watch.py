@@ -37,7 +37,16 @@ MORE_VIOLATIONS = 0.05
 """One answer in twenty more that does what must not happen."""
 
 SURE = 3.0
-"""Standard errors by which a mean must have moved: looked at every step, two would be met by chance."""
+"""Standard errors by which held-out success must have moved: looked at fifty times, two would be met by chance."""
+
+SURE_OF_STEPS = 5.0
+"""Standard errors by which a mean of steps must have moved. It is looked at after every step, always against the same
+first ones: of a thousand steps that only scatter, one run in 75 moves as far, and with three standard errors one in
+four."""
+
+LEAST_RISE = 0.2
+"""Of the scatter of single rewards, what a rise must come to before it is asked whose it is: less is seen in no
+answer."""
 
 PREFIX = "watch/"
 
@@ -122,8 +131,7 @@ def _heldout(steps: Sequence[Mapping[str, Any]], evaluations: Sequence[Evaluated
         return []
     start, *_, last = evaluations
     best = max(evaluations[:-1], key=lambda evaluated: evaluated.success)
-    rewards, outcomes = _values(steps, "reward/mean"), _values(steps, "outcome/mean")
-    before, now = _until(steps, rewards, best.version), _until(steps, rewards, last.version)
+    before, now = (_until(steps, "reward/mean", one.version) for one in (best, last))
     apart = SURE * math.hypot(best.error, last.error)
     if best.success - last.success > apart and before and now and _mean(now) >= _mean(before):
         return [
@@ -134,7 +142,7 @@ def _heldout(steps: Sequence[Mapping[str, Any]], evaluations: Sequence[Evaluated
                 f"{_mean(now):.3f}. Read answers of both (asyncrl view), and look for what the reward misses",
             )
         ]
-    early, late = _until(steps, outcomes, start.version + WINDOW), _until(steps, outcomes, last.version)
+    early, late = (_until(steps, "outcome/mean", version) for version in (start.version + WINDOW, last.version))
     if last.version < start.version + 2 * WINDOW or not (_rose(early, late)):
         return []
     rise, followed = _mean(late) - _mean(early), last.success - start.success
@@ -168,7 +176,7 @@ def _length(first: Sequence[Mapping[str, Any]], last: Sequence[Mapping[str, Any]
 
 def _repetition(first: Sequence[Mapping[str, Any]], last: Sequence[Mapping[str, Any]]) -> list[Suspicion]:
     before, now = _values(first, "length/repetition"), _values(last, "length/repetition")
-    if not before or not now or _mean(now) - _mean(before) <= MORE_REPETITION:
+    if _mean(now) - _mean(before) <= MORE_REPETITION or not _rose(before, now):
         return []
     text = f"{_mean(now):.0%} of an answer repeats what it said before, {_mean(before):.0%} at first"
     return [Suspicion("watch/repetition", text)]
@@ -184,8 +192,12 @@ def _parts(
         if before and now:
             weight = numbers[name].weight if name in numbers else 1.0
             moved[name] = weight * (_mean(now) - _mean(before))
-    rise = sum(moved.values())
-    if len(moved) < 2 or rise <= 0 or not _rose(_values(first, "reward/mean"), _values(last, "reward/mean")):
+    rise, scatter = sum(moved.values()), _mean(_values(first, "reward/std") or [0.0])
+    if (
+        len(moved) < 2
+        or rise <= LEAST_RISE * scatter
+        or not _rose(_values(first, "reward/mean"), _values(last, "reward/mean"))
+    ):
         return []
     aside = {name for name in moved if name in numbers and numbers[name].role != "outcome"}
     most = max(moved, key=lambda name: moved[name])
@@ -206,7 +218,7 @@ def _parts(
 
 def _violations(first: Sequence[Mapping[str, Any]], last: Sequence[Mapping[str, Any]]) -> list[Suspicion]:
     before, now = _values(first, "violations"), _values(last, "violations")
-    if not before or not now or _mean(now) - _mean(before) <= MORE_VIOLATIONS:
+    if _mean(now) - _mean(before) <= MORE_VIOLATIONS or not _rose(before, now):
         return []
     return [Suspicion("watch/violations", f"{_mean(now):.1%} of answers violate a rule, {_mean(before):.1%} at first")]
 
@@ -217,7 +229,7 @@ def _is_part(key: str) -> bool:
 
 def _kept(record: Mapping[str, Any]) -> dict[str, Any]:
     """What is looked at of a step's metrics."""
-    names = ("step", "reward/mean", "outcome/mean", "length/mean", "length/repetition", "violations")
+    names = ("step", "reward/mean", "reward/std", "outcome/mean", "length/mean", "length/repetition", "violations")
     return {key: value for key, value in record.items() if key in names or _is_part(key)}
 
 
@@ -226,12 +238,12 @@ def _values(steps: Iterable[Mapping[str, Any]], name: str) -> list[float]:
     return [step[name] for step in steps if step.get(name) is not None]
 
 
-def _until(steps: Sequence[Mapping[str, Any]], values: Sequence[float], version: int) -> Sequence[float]:
-    """The values of the newest `WINDOW` steps up to a version; of a version before the first steps, of those."""
-    if len(values) != len(steps):
-        return []
-    seen = [value for step, value in zip(steps, values, strict=True) if step["step"] <= version]
-    return seen[-WINDOW:] if len(seen) >= WINDOW else values[:WINDOW]
+def _until(steps: Sequence[Mapping[str, Any]], name: str, version: int) -> Sequence[float]:
+    """The values of the newest `WINDOW` steps up to a version that have one; of a version before the first steps, of
+    those."""
+    known = [step for step in steps if step.get(name) is not None]
+    seen = [step for step in known if step["step"] <= version]
+    return _values(seen[-WINDOW:] if len(seen) >= WINDOW else known[:WINDOW], name)
 
 
 def _mean(values: Sequence[float]) -> float:
@@ -239,8 +251,9 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def _rose(before: Sequence[float], now: Sequence[float]) -> bool:
-    """By more than chance: the steps' own scatter says how much a mean of them moves by itself."""
-    if len(before) < WINDOW or len(now) < WINDOW:
+    """By more than chance: the steps' own scatter says how much a mean of them moves by itself. Of fewer than half of a
+    window nobody knows."""
+    if 2 * min(len(before), len(now)) < WINDOW:
         return False
-    error = math.sqrt(float(np.var(before)) / len(before) + float(np.var(now)) / len(now))
-    return _mean(now) - _mean(before) > SURE * error
+    error = math.sqrt(float(np.var(before, ddof=1)) / len(before) + float(np.var(now, ddof=1)) / len(now))
+    return _mean(now) - _mean(before) > SURE_OF_STEPS * error

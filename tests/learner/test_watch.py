@@ -81,6 +81,43 @@ def test_violations_and_repetition_that_grow_are_told() -> None:
     assert signs(run(violations=(0.1, 0.1), repetition=(0.5, 0.5))) == {}
 
 
+def test_a_step_in_which_nothing_was_scored_does_not_end_the_watch_over_held_out_rows() -> None:
+    rising = run(reward=(0.2, 0.9), outcome=(0.2, 0.9))
+    rising[17] = {"step": 18, "reward/mean": None, "outcome/mean": None, "length/mean": 20.0}
+    assert "fell from 0.550" in signs(rising, (0, 0.2), (20, 0.55), (40, 0.4))["watch/heldout"]
+    assert "on training rows" in signs(rising, (0, 0.2), (40, 0.25))["watch/heldout"]
+
+
+def told(steps: Iterator[dict[str, Any]]) -> set[str]:
+    watch = Watch(NUMBERS)
+    return {sign.about for step in steps for sign in watch.see(step, [])}
+
+
+def scattered(seed: int, *, answers: int) -> Iterator[dict[str, Any]]:
+    """Steps of so many answers each, to which nothing happens but chance: half are right, a third has a part that says
+    nothing of it, one in ten violates a rule."""
+    rng = np.random.default_rng(seed)
+    for n in range(400):
+        exact, long, rude = (rng.binomial(answers, share) / answers for share in (0.5, 0.3, 0.1))
+        yield {
+            "step": n + 1,
+            **{"reward/mean": exact + 2 * long - rude, "reward/std": 1.1, "outcome/mean": exact, "length/mean": 20.0},
+            **{"reward_part/exact": exact, "reward_part/long": long, "reward_part/rude": -rude, "violations": rude},
+        }
+
+
+@pytest.mark.parametrize("answers", [8, 128])
+def test_a_run_to_which_nothing_happens_has_no_sign(answers: int) -> None:
+    assert sum(bool(told(scattered(seed, answers=answers))) for seed in range(12)) <= 1
+
+
+def test_a_lower_bar_would_be_met_by_chance(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control: at two standard errors most of these runs have signs."""
+    monkeypatch.setattr("asyncrl.learners.watch.SURE_OF_STEPS", 2.0)
+    monkeypatch.setattr("asyncrl.learners.watch.LEAST_RISE", 0.0)
+    assert sum(bool(told(scattered(seed, answers=8))) for seed in range(6)) >= 4
+
+
 def test_a_sign_is_told_once_and_again_only_after_it_was_away() -> None:
     steps = run(length=(20, 100))
     watch = Watch(NUMBERS)
