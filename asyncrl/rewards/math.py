@@ -7,7 +7,9 @@ r"""The reward part `math`: whether the last \boxed{...} is what the row says, m
 | numbers, exactly                                       | `math_number` |
 | what the row expects                                   | `math_gold`   |
 | what is not computed                                   | `math_guard`  |
-| everything else, by math-verify over SymPy             | `math_algebra`|
+| units that differ                                      | `math_unit`   |
+| what has to be written as the row writes it            | `math_written`|
+| everything else, by math-verify over SymPy             | `math_algebra`, `math_relation`, `math_value` |
 """
 
 from __future__ import annotations
@@ -24,6 +26,8 @@ from asyncrl.rewards.math_gold import Gold, compared, gold
 from asyncrl.rewards.math_guard import LONGEST, too_complex
 from asyncrl.rewards.math_number import read
 from asyncrl.rewards.math_text import plain
+from asyncrl.rewards.math_unit import other_unit
+from asyncrl.rewards.math_written import same_writing
 from asyncrl.rewards.time_limit import Late, limit
 
 UNREADABLE = "unreadable"  # a box that is not closed, or no mathematics
@@ -68,7 +72,10 @@ class MathAnswer:
         if len(given) > LONGEST:
             return self._wrong(TOO_COMPLEX, f"{len(given):,} characters, more than {LONGEST:,}")
         text = plain(given)  # also what votes are counted by: 1,000 and 1000 are one answer
-        wrong, detail = self._compare(row, expected, text)
+        if fitting := [one for one in expected if not other_unit(one.source, given)]:
+            wrong, detail = self._compare(row, fitting, text)
+        else:
+            wrong, detail = _mismatch(expected, given)
         return Finding({self._name: float(not wrong)}, wrong, detail, text)
 
     def _compare(self, row: Mapping[str, Any], expected: list[Gold], text: str) -> tuple[str, str]:
@@ -77,10 +84,16 @@ class MathAnswer:
         for one in expected:
             if one.is_written(text) or (number and one.number and one.number.equals(number)):
                 return "", ""
-        mismatch = WRONG_ANSWER, f"expected {expected[0].source!r:.200}, got {text!r:.200}"
-        others = [one for one in expected if one.said is None and not (number and one.number)]
+        others = []
+        for one in expected:
+            if one.said is None and not (number and one.number):
+                same = same_writing(one.text, text)
+                if same:
+                    return "", ""
+                if same is None:
+                    others.append(one)
         if not others:
-            return mismatch
+            return _mismatch(expected, text)
         if reason := too_complex(text):
             return TOO_COMPLEX, reason
         for one in others:
@@ -95,7 +108,7 @@ class MathAnswer:
             return TIMEOUT, f"more than {self._limit_s:g} s of algebra: {text!r:.200}"
         if None in found:
             return UNREADABLE, f"no expression: {text!r:.200}"
-        return ("", "") if any(found) else mismatch
+        return ("", "") if any(found) else _mismatch(expected, text)
 
     def _wrong(self, wrong: str, detail: str) -> Finding:
         return Finding({self._name: 0.0}, wrong, detail)
@@ -108,6 +121,10 @@ class MathAnswer:
             except ValueError as error:
                 raise _bad(row, text, error) from None
         return expected
+
+
+def _mismatch(expected: list[Gold], text: str) -> tuple[str, str]:
+    return WRONG_ANSWER, f"expected {expected[0].source!r:.200}, got {text!r:.200}"
 
 
 def _bad(row: Mapping[str, Any], text: str, error: ValueError) -> BadRow:

@@ -16,6 +16,7 @@ from asyncrl.rewards.math_box import content
 from asyncrl.rewards.math_guard import too_complex
 from asyncrl.rewards.math_number import Number, read
 from asyncrl.rewards.math_text import TEXT, folded, plain, squeezed
+from asyncrl.rewards.math_written import as_written
 from asyncrl.rewards.time_limit import Late, limit
 
 LETTER = re.compile(r"\(?[A-Z]\)?")
@@ -32,14 +33,14 @@ class Gold:
     said: str | None
 
     @cached_property
-    def parsed(self) -> list[Any]:
+    def parsed(self) -> Any:
         """For the computer algebra. Raises ValueError if no answer could be compared with it, not even itself."""
         if reason := too_complex(self.text):
             raise ValueError(f"not computed: {reason}")
-        found = math_algebra.parse(self.text)
-        if not found:
+        found = math_algebra.parse(self.text, cased=math_algebra.mixes_cases(self.text))
+        if found is None:
             raise ValueError("no mathematical expression: give formulas in LaTeX, words in \\text{...}")
-        if not math_algebra.equal(found, found):
+        if not math_algebra.equal(found, found, braces=False):
             raise ValueError("it is not even equal to itself for math-verify")
         return found
 
@@ -49,7 +50,7 @@ class Gold:
 
     def check(self, limit_s: float) -> None:
         """Raise ValueError if it cannot be compared with, or if reading it takes longer than `limit_s`."""
-        if self.number is not None or self.said is not None:
+        if self.number is not None or self.said is not None or as_written(self.text):
             return
         try:
             with limit(limit_s):
@@ -80,5 +81,9 @@ def gold(source: str) -> Gold:
 def compared(expected: Gold, text: str) -> bool | None:
     """Whether a `plain` text is what is expected, by algebra; None if it is no expression. Kept, as the answers of a
     group are often the same."""
-    given = math_algebra.parse(text)
-    return math_algebra.equal(expected.parsed, given) if given else None
+    cased = math_algebra.mixes_cases(expected.text) or math_algebra.mixes_cases(text)
+    given = math_algebra.parse(text, cased=cased)
+    if given is None:
+        return None
+    wanted = math_algebra.parse(expected.text, cased=True) if cased else expected.parsed
+    return math_algebra.equal(wanted, given, braces="\\{" in expected.text or "\\{" in text)

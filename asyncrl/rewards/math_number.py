@@ -24,8 +24,9 @@ TEN = r"[-+]?[0-9]{1,3}"
 NUMBER = re.compile(
     rf"""(?P<sign>[-+]?)(?:
         (?P<whole>[0-9]+)?\\frac\{{(?P<minus>-?)(?P<top>{DECIMAL})\}}\{{(?P<bottom>{DECIMAL})\}}
+      | 10\^(?P<alone>\{{{TEN}\}}|{TEN})
       | (?P<over>{DECIMAL})/(?P<under>{DECIMAL})
-      | (?P<decimal>{DECIMAL})(?:(?:[eE]|\\times10\^|\\cdot10\^)(?P<ten>\{{{TEN}\}}|{TEN}))?
+      | (?P<decimal>{DECIMAL})(?:(?:[eE]|(?:\\times|\\cdot|\*)10\^)(?P<ten>\{{{TEN}\}}|{TEN}))?
     )(?P<percent>%)?""",
     re.VERBOSE,
 )
@@ -46,7 +47,8 @@ class Number:
         (True, True, False)
         """
         rounded = self.rounded or answer.rounded
-        return any(_equal(one, other, rounded) for one in self._readings(answer) for other in answer._readings(self))
+        pairs = ((one, other) for one in self._readings(answer) for other in answer._readings(self))
+        return any(one == other or (rounded and rounds_to(one, other)) for one, other in pairs)
 
     def _readings(self, other: Number) -> tuple[Fraction, ...]:
         return (self.value, self.value / 100) if self.percent and not other.percent else (self.value,)
@@ -62,7 +64,9 @@ def read(text: str) -> Number | None:
     if found is None:
         return None
     try:
-        if found["decimal"]:
+        if found["alone"]:
+            value = Fraction(10) ** int(found["alone"].strip("{}"))
+        elif found["decimal"]:
             value = Fraction(found["decimal"]) * Fraction(10) ** int((found["ten"] or "0").strip("{}"))
         else:
             value = Fraction(found["top"] or found["over"]) / Fraction(found["bottom"] or found["under"])
@@ -72,8 +76,7 @@ def read(text: str) -> Number | None:
     return Number(-value if found["sign"] == "-" else value, bool(found["percent"]), "." in text)
 
 
-def _equal(expected: Fraction, given: Fraction, rounded: bool) -> bool:
-    if expected == given:
-        return True
+def rounds_to(expected: Fraction, given: Fraction) -> bool:
+    """Whether one of them, a decimal, may stand for the other."""
     near = abs(expected - given) <= APART * abs(expected)
-    return rounded and near and round(expected, PLACES) == round(given, PLACES)
+    return near and round(expected, PLACES) == round(given, PLACES)

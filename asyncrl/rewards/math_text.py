@@ -1,13 +1,15 @@
 r"""One way to write a mathematical answer: what differs in type only is made equal. Pure, and nothing is computed.
 
 White space, math delimiters, typographic signs, thousands separators, units behind a number, bold, and the ways to
-write a mixed number. A dot is a decimal point; a comma between groups of three digits separates thousands, unless
-brackets stand around it, where commas separate elements.
+write a mixed number, a repeating decimal, an interval or a set. A dot is a decimal point; a comma between groups of
+three digits separates thousands, unless brackets stand around it, where commas separate elements.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from fractions import Fraction
 
 SIGNS = str.maketrans(
     {
@@ -32,11 +34,14 @@ SIGNS = str.maketrans(
         "≤": r"\leq ",
         "≥": r"\geq ",
         "≠": r"\neq ",
+        "≈": r"\approx ",
         "±": r"\pm ",
         "∪": r"\cup ",
         "∩": r"\cap ",
         "∈": r"\in ",
         "∅": r"\emptyset ",
+        "ℝ": r"\mathbb{R}",
+        "…": r"\ldots ",
         "°": r"^\circ",
         "€": "",
         "£": "",
@@ -53,40 +58,92 @@ PERCENT = (
     r"\s*(?:\\?%|\\text\s*\{\s*(?:percent|pct|per cent)\.?\s*\}"
     r"|(?<=[\d ])(?:percent(?:age)?|pct|per cent)\b)"
 )
+DEGREE = r"(?:\^\s*\{?\s*\\circ(?![a-zA-Z])\s*\}?|\\degree(?![a-zA-Z]))"
 UNIT = r"\\(?:text|mathrm|textrm|mbox|operatorname)\s*\{(?P<unit>[^{}]*)\}(?:\s*\^\s*\{?[23]\}?)?"
-SCALES = r"hundred|thousand|million|billion|trillion|dozen"  # 5 million is not 5
-NOT_UNITS = rf"(?:{SCALES}|or|and|if|pi|sqrt|sin|cos|tan|log|ln|exp|mod)\b"
+TENS = {"thousand": 3, "million": 6, "billion": 9, "trillion": 12}
+NOT_UNITS = rf"(?:hundred|dozen|{'|'.join(TENS)}|or|and|if|pi|sqrt|sin|cos|tan|log|ln|exp|mod|am|pm)\b"
 BARE_UNIT = (
-    rf"^({NUMBER}(?:,\d{{3}})*(?:\.\d+)?|.*\\frac\{{\d+\}}\{{\d+\}})\s+(?!{NOT_UNITS})"
-    r"(?:[a-zA-Z]{3,}|[mck]m|[mk]g|m[lLi]|ft|in|yd|lb|oz|hr)\b[a-zA-Z ./]*(?:\^\{?[23]\}?)?$"  # 3 ab is a product
+    rf"^({NUMBER}(?:,\d{{3}})*(?:\.\d+)?|.*\\frac\{{\d+\}}\{{\d+\}})(?:\s+(?!{NOT_UNITS})"
+    r"(?:[a-zA-Z]{3,}|[mck]m|[mk]g|m[lLi]|ft|in|yd|lb|oz|hr)\b[a-zA-Z ./]*"  # 3 ab is a product
+    r"|(?:[mck]m|[mk]g|m[lL]|ft|mph|lbs?|hrs?|mins?))(?:\^\{?[23]\}?)?$"  # 3cm is not
 )
+FULL_TEXT = r"\\(?:text(?:bf|it|rm)?|math(?:bf|it|rm)|mbox)\s*"
+INTERVAL = r"^([\[\](])([^\[\]()]*,[^\[\]()]*)([\[\])])$"
+OPENING, CLOSING = {"]": "("}, {"[": ")"}  # of ]1, 2[
 
-REPLACED = [
+
+def _exactly(found: re.Match[str]) -> str:
+    """A decimal whose last digits repeat, as a fraction."""
+    whole, again = found[1], found[2] or found[3]
+    places = len(whole.partition(".")[2])
+    value = Fraction(whole + "0") + Fraction(int(again), (10 ** len(again) - 1) * 10**places)
+    return rf"\frac{{{value.numerator}}}{{{value.denominator}}}"
+
+
+By = str | Callable[[re.Match[str]], str]
+REPLACED: list[tuple[re.Pattern[str], By]] = [
     (re.compile(pattern), by)
     for pattern, by in (
         (r"^\*\*(.*)\*\*$", r"\1"),  # bold of Markdown; elsewhere it is a power
         (r"\\(?:textbf|mathbf|boldsymbol|bm)\s*\{([^{}]*)\}", r"\1"),
-        (r"\\(?:displaystyle|limits|left|right|[bB]igg?[lrm]?)(?![a-zA-Z])", ""),
-        (r"\\!|\{\}", ""),
-        (r"\\[,;: ]|~|\\q?quad(?![a-zA-Z])|\\hspace\{[^{}]*\}|\s+", " "),
+        (r"\\(?:displaystyle|limits|left|right|middle|[bB]igg?[lrm]?)(?![a-zA-Z])", ""),
+        (r"\\\\\[[\d.]+\s*[a-z]{2}\]", r"\\\\ "),  # a line of a matrix, and how far the next one is
+        (r"(?<!\\)\\!|\{\}", ""),
+        (r"(?<!\\)\\[,;: ]|~|\\q?quad(?![a-zA-Z])|\\hspace\{[^{}]*\}|\s+", " "),
+        (r"\\+\s*$", ""),
         (r"\{,\}", ","),
-        (r"\\\$|\$|\\\(|\\\)|^\s*\\\[|\\\]\s*$", ""),
+        (r"(?<!\\)\\[$()]|\$|^\s*\\\[|\\\]\s*$", ""),
+        (r"\\var(epsilon|theta|phi|rho|sigma)(?![a-zA-Z])", r"\\\1"),
+        (r"\\varnothing(?![a-zA-Z])|^\\\{\s*\\\}$", r"\\emptyset "),
+        (r"\\colon(?![a-zA-Z])", ":"),
+        (r"^(?:\\approx|\\simeq|\\sim)(?![a-zA-Z])", ""),
+        (rf"^{FULL_TEXT}\{{(?![^{{}}]*\bnot\b)[^{{}}\d]*(?:[:=]|\bis|\bare)\s*\}}", ""),
+        (r"^(?:The |the )?(?:final |Final )?[Aa]nswer(?: is)?\b\s*:?", ""),
+        (rf"{FULL_TEXT}\{{\s*([-+]?[\d.,:/ ]*\d)\s*\}}", r"\1"),
+        (r"(?<=\d)\s*(?:\\text\s*\{\s*)?([AaPp])\.?[Mm]\b\.?\s*\}?\s*$", lambda found: f" {found[1].lower()}m"),
         (r"\\[dtc]frac(?![a-zA-Z])", r"\\frac"),
-        (r"\\frac\s*(\d)\s*(\d)", r"\\frac{\1}{\2}"),
+        (r"\\frac\s*(\d)\s*(\d+)", r"\\frac{\1}{\2}"),
         (r"\\frac\s*(\d)\s*\{", r"\\frac{\1}{"),
         (r"(\\frac\s*\{[^{}]*\})\s*(\d)", r"\1{\2}"),
         (r"√\s*(\d+(?:\.\d+)?|\w|\([^()]*\))", r"\\sqrt{\1}"),
+        (r"\\sqrt\s*(\d{2,})", r"\\sqrt{\1}"),
+        (r"(\\sqrt\s*\[[^\[\]]*\])\s*(\w)", r"\1{\2}"),
+        (r"\\log_\s*(?:e(?![a-zA-Z])|\{\s*e\s*\})", r"\\ln "),
+        (r"(\d*\.\d*)\\(?:overline|bar|dot)\s*(?:\{\s*(\d+)\s*\}|(\d))(?!\s*\d)", _exactly),
+        (r"(\d\.\d+)\s*(?:\\l?dots(?![a-zA-Z])|\.\.\.)$", r"\1"),
+        (r"\\(?:dots[cbm]?|cdots)(?![a-zA-Z])|\.\.\.", r"\\ldots "),
+        (r"\\langle(?![a-zA-Z])", "("),
+        (r"\\rangle(?![a-zA-Z])", ")"),
         (r"\\lbrace(?![a-zA-Z])", r"\\{"),
         (r"\\rbrace(?![a-zA-Z])", r"\\}"),
+        (
+            r"^\\\{\s*[a-z]\s*(?:\\in\s*\\mathbb\s*\{?\s*R\s*\}?\s*)?(?:\\(?:mid|vert)(?![a-zA-Z])|[|:])"
+            r"(?=.*(?:[<>=]|\\(?:[lg](?:e|t)|ne)q?))(.*)\\\}$",
+            r"\1",
+        ),
+        (
+            INTERVAL,
+            lambda found: f"{OPENING.get(found[1], found[1])}{found[2]}{CLOSING.get(found[3], found[3])}",
+        ),
+        (r",\s*\(?[a-z]\s*\\in\s*\\mathbb\s*\{?\s*Z\s*\}?\)?$", ""),
         (PERCENT, "%"),
-        (r"\^\s*\{?\s*\\circ\s*\}?|(?<=\d) degrees?\b|\\degree\b", ""),
+        (
+            r"(\\(?:sin|cos|tan|cot|sec|csc)(?![a-zA-Z])(?:\^\{?\d+\}?)?\s*[({]?\s*)"
+            rf"(\d+(?:\.\d+)?)\s*{DEGREE}",
+            r"\1\\frac{\2\\pi}{180}",
+        ),
+        (rf"{DEGREE}|(?<=\d) degrees?\b", ""),
         (r"<=", r"\\leq "),
         (r">=", r"\\geq "),
         (r"\*\*", "^"),
         (r"(?<![\\a-zA-Z])infinity(?![a-zA-Z])", r"\\infty "),
         (r"(?<![\\a-zA-Z])pi(?![a-zA-Z])", r"\\pi "),
         (r"(?<![\\a-zA-Z])sqrt\s*\(([^()]*)\)", r"\\sqrt{\1}"),
-        (rf"(?<=[\d}}])\s*(?!\\text\s*\{{\s*{NOT_UNITS}){UNIT}\s*\.?$", ""),
+        (
+            rf"^({NUMBER})\s*(?:\\text\s*\{{\s*)?({'|'.join(TENS)})\b[a-zA-Z ]*\}}?$",
+            lambda found: rf"{found[1]}\times10^{{{TENS[found[2]]}}}",
+        ),
+        (rf"(?<=[\d}})\]a-zA-Z!])\s*(?!\\text\s*\{{\s*{NOT_UNITS}){UNIT}\s*\.?$", ""),
         (r"(?<![\d.\w}])(\d+)\s+(\d+)\s*/\s*(\d+)(?!\d)", r"\1\\frac{\2}{\3}"),
         (BARE_UNIT, r"\1"),
         (r"^(-?\d{1,3})((?: \d{3})+)(?=\.\d|$)", lambda found: found[1] + found[2].replace(" ", "")),
@@ -94,7 +151,7 @@ REPLACED = [
 ]
 GROUPED = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?!,?\d)")
 OPENS = re.compile(r"\\?[(\[{]")
-TEXT = re.compile(r"\\(?:text(?:bf|it|rm)?|math(?:bf|rm)|mbox)\s*\{([^{}]*)\}")
+TEXT = re.compile(rf"{FULL_TEXT}\{{([^{{}}]*)\}}")
 MEANINGLESS = re.compile(r"(?<![0-9]) +| +(?![0-9])")
 
 

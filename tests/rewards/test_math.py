@@ -165,7 +165,7 @@ def test_a_long_answer_is_right_character_for_character_and_else_not_computed() 
 def test_algebra_over_an_answer_ends_at_its_limit_and_the_next_answer_is_scored() -> None:
     hasty = MathAnswer(Math(timeout_s=0.0002))
     before = signal.getsignal(signal.SIGALRM)
-    slow = r"\boxed{\int_0^1 \sqrt{\sin(x^3)+\cos(x)} dx + \sum_{n=1}^{50} \frac{x^n}{n}}"
+    slow = r"\boxed{\sqrt{\sin(x^3)+\cos(x)} + \frac{(x+1)^{50}}{\log(x^2+3)}}"
     assert verdict("y", slow, hasty) == (0.0, "timeout")
     assert signal.getsignal(signal.SIGALRM) is before
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
@@ -265,6 +265,44 @@ def test_numbers_are_equal_as_fractions_iff_they_are_equal(one: Any, other: Any)
     assert first is not None
     assert second is not None
     assert first.equals(second) == (one == other)
+
+
+SMALL = st.integers(-9, 9)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(SMALL, min_size=2, max_size=2), st.lists(SMALL, min_size=2, max_size=2), st.booleans())
+def test_vectors_are_equal_iff_their_elements_are_however_their_lines_are_broken(
+    one: list[int], other: list[int], spaced: bool
+) -> None:
+    def column(elements: list[int], line: str) -> str:
+        return rf"\begin{{pmatrix}}{line.join(map(str, elements))}\end{{pmatrix}}"
+
+    lines = r" \\ ", r"\\" if spaced else "\\\\[2pt]\n"
+    right = verdict(column(one, lines[0]), rf"\boxed{{{column(other, lines[1])}}}")[0]
+    assert right == (one == other)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(2, 50), st.integers(2, 50), st.integers(0, 40))
+def test_roots_are_equal_iff_their_values_are_however_small(one: int, other: int, tens: int) -> None:
+    def root(number: int) -> str:
+        return rf"\frac{{\sqrt{{{number}}}}}{{10^{{{tens}}}}}"
+
+    assert verdict(root(one), rf"\boxed{{{root(other)}}}")[0] == (one == other)
+
+
+@settings(max_examples=60, deadline=None)
+@given(SMALL, SMALL, st.sampled_from(["()", "[]", "(]", "[)"]), st.sampled_from(["()", "[]", "(]", "[)", r"\{\}", ""]))
+def test_what_has_other_brackets_is_something_else(one: int, more: int, expected: str, given_: str) -> None:
+    low, high = one, one + abs(more) + 1
+
+    def written(brackets: str) -> str:
+        half = len(brackets) // 2
+        return f"{brackets[:half]}{low}, {high}{brackets[half:]}"
+
+    right = verdict(written(expected), rf"\boxed{{{written(given_)}}}")[0]
+    assert right == (expected == given_)
 
 
 @given(st.integers())
