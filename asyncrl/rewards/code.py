@@ -15,14 +15,14 @@ from asyncrl.rewards.code_tests import RowTests, read_tests
 from asyncrl.rewards.exact import CUT_OFF
 from asyncrl.rewards.sandbox import Ended, Sandbox, SandboxError
 from asyncrl.rewards.sandbox_calls import ENDED
-from asyncrl.rewards.sandbox_tests import FORBIDDEN, GONE, MEMORY, RUNTIME_ERROR, WRONG_OUTPUT
+from asyncrl.rewards.sandbox_tests import FORBIDDEN, GONE, MEMORY, RUNTIME_ERROR, UNFIT, WRONG_OUTPUT
 
 NO_CODE = "no_code"
 SYNTAX_ERROR = "syntax_error"
 TIMEOUT = "timeout"
 TESTS_NOT_RUN = "tests_not_run"
 
-FENCE = re.compile(r" {0,3}(?P<marks>`{3,})[ \t]*(?P<language>[\w+-]*)[^`\n]*")
+FENCE = re.compile(r" {0,3}(?P<marks>`{3,})[ \t]*+(?P<language>[\w+-]*+)[^`\n]*+")  # what it took it keeps: linear
 LINE_END = re.compile(r"\r\n|\r|\n")  # not those that a string of the program may contain, as U+2028
 PYTHON = ("python", "py", "python3", "")
 
@@ -70,6 +70,8 @@ class CodeTests:
         if failed is None:
             return Finding({self._name: value})
         wrong, detail = failed
+        if wrong == UNFIT:
+            raise BadRow(f"row {row['id']}: {detail}")
         of = f"{passed} of {tests.count} tests passed; " if self._part.score == "share" else ""
         return Finding({self._name: value}, wrong, of + detail)
 

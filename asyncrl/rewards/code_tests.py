@@ -11,12 +11,22 @@ from __future__ import annotations
 
 import ast
 import builtins
+import importlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 SETUP = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Assign, ast.AnnAssign)
 """Statements that test nothing. A function or a class with tests does not either, as long as nobody calls it."""
+
+MODULES = {
+    name: frozenset(dir(importlib.import_module(name)))
+    for name in (
+        *("bisect", "collections", "copy", "datetime", "decimal", "fractions", "functools", "heapq", "itertools"),
+        *("json", "math", "operator", "random", "re", "statistics", "string"),
+    )
+}
+"""What tests use as if it were there, as it is where they run behind a program that imports it."""
 
 Item = list[Any]
 """`["setup", source]`, `["test", source]` or `["call", call, expected]`: what a sandbox's tests are given."""
@@ -94,23 +104,27 @@ def _unparsed(statements: list[ast.stmt]) -> str:
 
 
 def _named(items: Iterator[Item]) -> RowTests:
-    """Refuse tests that pass without an answer. Names that are built in stay what they are (`sandbox_calls.py`)."""
+    """Refuse tests that pass without an answer. Names that are built in stay what they are (`sandbox_calls.py`), and
+    so do modules that tests use without importing them: they are imported first, and are no name of the answer's."""
     found = RowTests(items=tuple(items))
     trees = [_parsed(item[1], "eval" if item[0] == "call" else "exec") for item in found.items]
-    names = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Name)]
+    nodes = [node for tree in trees for node in ast.walk(tree)]
+    names = [node for node in nodes if isinstance(node, ast.Name)]
     own = {node.id for node in names if isinstance(node.ctx, ast.Store)} | set(dir(builtins))
-    for node in (node for tree in trees for node in ast.walk(tree)):
+    for node in nodes:
         if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef):
             own.add(node.name)
         elif isinstance(node, ast.alias):
             own.add((node.asname or node.name).partition(".")[0])
         elif isinstance(node, ast.arg):
             own.add(node.arg)
-    if not found.count or not {node.id for node in names} - own:
+    attributes = [(node.value, node.attr) for node in nodes if isinstance(node, ast.Attribute)]
+    modules = {of.id for of, name in attributes if isinstance(of, ast.Name) and name in MODULES.get(of.id, ())} - own
+    if not found.count or not {node.id for node in names} - own - modules:
         raise ValueError(
             "nothing is tested: no assert and no call uses a name of the answer's that is not built into Python"
         )
-    return found
+    return RowTests(items=(*(["setup", f"import {name}"] for name in sorted(modules)), *found.items))
 
 
 def _parsed(source: object, mode: str) -> Any:

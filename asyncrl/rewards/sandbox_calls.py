@@ -8,20 +8,26 @@ whatever its class says of itself. The answer's process sees the arguments of it
 | crosses as                      | what                                                                            |
 |---------------------------------|---------------------------------------------------------------------------------|
 | a copy                          | None, bool, int, float, complex, str, bytes, list, tuple, dict, set, frozenset, |
-|                                 | range, Decimal, Fraction; of their subclasses the data; of a NumPy scalar too   |
-| a copy, and back after the call | an argument that is a list, dict, set or bytearray: functions change them       |
-| a handle                        | functions, classes, instances, iterators                                        |
+|                                 | range, deque, Decimal, Fraction, date, datetime, time, timedelta; of subclasses |
+|                                 | the data; of a NumPy scalar too; of what a test gives, types that are built in  |
+| a copy, and back after the call | an argument that is a list, dict, set, deque or bytearray: functions change     |
+|                                 | them                                                                            |
+| a handle, one for each object   | functions, classes, instances, iterators                                        |
 """
 
 from __future__ import annotations
 
 import builtins
+import copy
 import json
 import operator
 import os
 import struct
+import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any
@@ -34,10 +40,15 @@ ENDED = "ended"  # why it is gone, as far as that can be seen here
 
 Message = list[Any]
 
+CHANGED = (list, dict, set, deque, bytearray)
+TYPES = {name: value for name, value in vars(builtins).items() if isinstance(value, type)}
+WHEN: Mapping[str, Any] = {"datetime": datetime, "date": date, "time": time}  # a datetime is a date as well
+
 OF_ONE: Mapping[str, Callable[..., Any]] = {
     **{"__len__": len, "__iter__": iter, "__next__": next, "__bool__": bool, "__str__": str, "__repr__": repr},
     **{"__int__": int, "__float__": float, "__abs__": abs, "__getitem__": operator.getitem},
     **{"__setitem__": operator.setitem, "__delitem__": operator.delitem},
+    **{"__copy__": copy.copy, "__deepcopy__": copy.deepcopy},
 }
 """What may be asked of a handle: the answer's process says a value, and does not know which one is right."""
 
@@ -57,44 +68,54 @@ class Foreign(Exception):
     """An exception of a class that is not built in was raised on the other side."""
 
 
+class NotGiven(TypeError):
+    """A test gives an answer what cannot be given to one."""
+
+
 class Handle:
-    """Something on the other side. Compared, it equals itself, and what its own side says, among handles only."""
+    """Something on the other side. Compared, it equals itself, and what its own side says, among handles only. Its own
+    two attributes have names that no answer gives to one of its objects'."""
 
     def __init__(self, peer: Peer, number: int) -> None:
-        self.__dict__.update(_peer=peer, _number=number)
+        self.__dict__.update(_asyncrl_peer=peer, _asyncrl_number=number)
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
-        return self._peer.call(self, arguments, named)
+        return self._asyncrl_peer.call(self, arguments, named)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             # Libraries ask for these, and believe what they say: with an `__array_interface__`, NumPy would take any
             # place in this process's memory for the answer's array.
             raise AttributeError(f"{name} of an object of the answer's is not asked for")
-        return self._peer.ask("get", self._number, name)
+        return self._asyncrl_peer.ask("get", self._asyncrl_number, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        self._peer.ask("set", self._number, name, self._peer.encoded(value))
+        self._asyncrl_peer.ask("set", self._asyncrl_number, name, self._asyncrl_peer.encoded(value))
+
+    def __deepcopy__(self, memo: object) -> Any:
+        return self._asyncrl_peer.ask("do", self._asyncrl_number, "__deepcopy__", [])
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Handle):
             return False
-        return other._number == self._number or bool(self._peer.ask("equal", self._number, other._number))
+        own, others = self._asyncrl_number, other._asyncrl_number
+        return own == others or bool(self._asyncrl_peer.ask("equal", own, others))
 
     def __hash__(self) -> int:
-        return int(self._number)
+        return int(self._asyncrl_number)
 
 
 def _asking(name: str) -> Callable[..., Any]:
     def ask(self: Handle, *arguments: Any) -> Any:
         if name in AMONG and not all(isinstance(argument, Handle) for argument in arguments):
             return NotImplemented
-        return self._peer.ask("do", self._number, name, [self._peer.encoded(argument) for argument in arguments])
+        peer = self._asyncrl_peer
+        return peer.ask("do", self._asyncrl_number, name, [peer.encoded(argument) for argument in arguments])
 
     return ask
 
 
-for _name in (*OF_ONE, *AMONG):
+for _name in {*OF_ONE, *AMONG} - {"__deepcopy__"}:
     setattr(Handle, _name, _asking(_name))
 
 
@@ -108,21 +129,27 @@ class Peer:
         self._opened = opened
         self._objects: list[Any] = []  # by number; kept: the process is short-lived
         self._numbers: dict[int, int] = {}  # id of an object -> its number
+        self._handles: dict[int, Handle] = {}  # by number: what is one object there is one here
+        self._turn = threading.RLock()  # threads of a test ask one after the other
         self.raised: BaseException | None = None  # the last exception that came from the other side
 
     def call(self, handle: Handle, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
         """Call a function of the other side; then bring back what it did to its arguments. Raises what it raised."""
         given = [self.encoded(argument) for argument in arguments]
         keywords = [[name, self.encoded(value)] for name, value in named.items()]
-        result, changed = self._exchange(["call", handle._number, given, keywords])
-        for n, state in changed:
-            if isinstance(n, int) and 0 <= n < len(arguments):
-                _become(arguments[n], self.decoded(state))
+        with self._turn:
+            result, changed = self._exchange(["call", handle._asyncrl_number, given, keywords])
+        places: dict[object, Any] = dict(enumerate(arguments))
+        places.update(named)
+        for place, state in changed:
+            if isinstance(place, int | str) and place in places:
+                _become(places[place], self.decoded(state))
         return self.decoded(result)
 
     def ask(self, kind: str, *parts: Any) -> Any:
         """Ask something else about an object of the other side."""
-        result, _ = self._exchange([kind, *parts])
+        with self._turn:
+            result, _ = self._exchange([kind, *parts])
         return self.decoded(result)
 
     def serve(self) -> None:
@@ -170,11 +197,14 @@ class Peer:
                     arguments = [self.decoded(value) for value in given]
                     keywords = {name: self.decoded(value) for name, value in named}
                     result = self._object(number)(*arguments, **keywords)
+                    places: list[tuple[int | str, Any, Any]] = [
+                        *((n, before, arguments[n]) for n, before in enumerate(given)),
+                        *((name, before, keywords[name]) for name, before in named),
+                    ]
                     changed = [
-                        [n, after]
-                        for n, (before, argument) in enumerate(zip(given, arguments, strict=True))
-                        if isinstance(argument, list | dict | set | bytearray)
-                        and (after := self.encoded(argument)) != before
+                        [place, after]
+                        for place, before, argument in places
+                        if isinstance(argument, CHANGED) and (after := self.encoded(argument)) != before
                     ]
                     return ["value", self.encoded(result), changed]
                 case ["get", int(number), str(name)] if self._opened:
@@ -205,7 +235,7 @@ class Peer:
         if isinstance(value, float):
             return float.__float__(value)
         if isinstance(value, Handle):
-            return {"yours": value._number}
+            return {"yours": value._asyncrl_number}
         if isinstance(value, complex):
             return {"c": [value.real, value.imag]}
         if isinstance(value, bytes | bytearray):
@@ -222,6 +252,15 @@ class Peer:
             return {"f": [self.encoded(item) for item in frozenset.__iter__(value)]}
         if isinstance(value, range):
             return {"r": [self.encoded(number) for number in (value.start, value.stop, value.step)]}
+        if isinstance(value, deque):
+            return {"e": [[self.encoded(item) for item in deque.__iter__(value)], value.maxlen]}
+        if isinstance(value, date | time) and type(getattr(value, "tzinfo", None)) in (type(None), timezone):
+            name, kind = next((name, kind) for name, kind in WHEN.items() if isinstance(value, kind))
+            return {"w": [name, kind.isoformat(value)]}
+        if isinstance(value, timedelta):
+            return {"l": [value.days, value.seconds, value.microseconds]}
+        if not self._opened and isinstance(value, type) and TYPES.get(getattr(value, "__name__", "")) is value:
+            return {"k": value.__name__}  # not of an answer's: with `Error = ValueError` it would be a class to tests
         if isinstance(value, Decimal):
             return {"n": Decimal.__str__(value)}
         if isinstance(value, Fraction):
@@ -229,7 +268,7 @@ class Peer:
         if getattr(value, "shape", None) == () and hasattr(value, "item"):  # a NumPy scalar
             return self.encoded(value.item())
         if not self._opened and not callable(value):
-            raise TypeError(f"a test can give data and functions to an answer, not a {type(value).__name__}")
+            raise NotGiven(f"a test can give data and functions to an answer, not a {type(value).__name__}")
         return {"mine": self._number(value)}
 
     def decoded(self, value: Any) -> Any:
@@ -241,7 +280,7 @@ class Peer:
                 return value
             ((tag, content),) = value.items()
             return self._decoders()[tag](content)
-        except (ValueError, TypeError, LookupError, ArithmeticError, RecursionError) as error:
+        except (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, RecursionError) as error:
             raise Gone(f"not a value: {type(error).__name__}: {error}") from None
 
     def _decoders(self) -> dict[str, Callable[[Any], Any]]:
@@ -260,7 +299,11 @@ class Peer:
             "q": lambda content: Fraction(*items(content)),
             "s": lambda content: set(items(content)),
             "f": lambda content: frozenset(items(content)),
-            "mine": lambda content: Handle(self, int(content)),
+            "e": lambda content: deque(items(content[0]), content[1]),
+            "w": lambda content: WHEN[content[0]].fromisoformat(content[1]),
+            "l": lambda content: timedelta(*content),
+            **({"k": TYPES.__getitem__} if self._opened else {}),
+            "mine": lambda content: self._handles.setdefault(int(content), Handle(self, int(content))),
             "yours": self._object,
         }
 
@@ -338,6 +381,9 @@ def _become(argument: Any, state: Any) -> None:
         raise Gone("an argument became another type")
     if isinstance(argument, list | bytearray):
         argument[:] = state
+    elif isinstance(argument, deque):
+        argument.clear()
+        argument.extend(state)
     elif isinstance(argument, dict | set):
         argument.clear()
         argument.update(state)

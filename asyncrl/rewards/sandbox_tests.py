@@ -6,12 +6,12 @@ import json
 import math
 import os
 import sys
-import traceback
 import types
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, NoReturn
 
-from asyncrl.rewards.sandbox_calls import Foreign, Gone, Peer
+from asyncrl.rewards.sandbox_calls import Foreign, Gone, NotGiven, Peer
 
 GONE = "gone"
 """Class of the last record where the answer's process did not answer any more."""
@@ -21,14 +21,16 @@ RUNTIME_ERROR = "runtime_error"
 WRONG_OUTPUT = "wrong_output"
 MEMORY = "memory"
 FORBIDDEN = "forbidden"
+UNFIT = "unfit"  # a fault of the test's, for which no answer is scored
 CLASSES = {MemoryError: MEMORY, PermissionError: FORBIDDEN}
 """Of what a test raises that the answer's process raised."""
 
 
 def run_module(name: str, source: str) -> types.ModuleType:
-    """Run a program as the module of that name."""
+    """Run a program as the module of that name, as `python answer.py` would: with none of this file's futures."""
     module = sys.modules[name] = types.ModuleType(name)
-    exec(compile(source, "answer.py", "exec"), module.__dict__)
+    module.__file__ = "answer.py"
+    exec(compile(source, "answer.py", "exec", dont_inherit=True), module.__dict__)
     return module
 
 
@@ -54,7 +56,10 @@ def run_tests(peer: Peer, items: list[list[Any]], *, ticks: int, records: int) -
     try:
         module = sys.modules["__main__"] = types.ModuleType("__main__")  # where unittest.main() looks for tests
         namespace = module.__dict__
-        namespace.update(peer.receive_names())
+        try:
+            namespace.update(peer.receive_names())
+        except Exception as error:  # MemoryError, of what is no name of a function
+            raise Gone(f"its names cannot be taken: {text(error)}") from None
         record("")
         for kind, *content in items:
             wrong, detail = tested(peer, content, namespace)
@@ -69,26 +74,40 @@ def run_tests(peer: Peer, items: list[list[Any]], *, ticks: int, records: int) -
 
 
 def tested(peer: Peer, content: list[Any], namespace: dict[str, Any]) -> tuple[str, str]:
-    """Run one test. Class of what is wrong, "" if nothing, and the detail. Raises Gone."""
+    """Run one test. Class of what is wrong, "" if nothing, and the detail. Raises Gone, and nothing else: tests that
+    do not end well are no fault of the answer's, and it would make use of that."""
     source = content[0]
     try:
         if len(content) == 1:
-            exec(compile(source, "tests.py", "exec"), namespace)
+            exec(compile(source, "tests.py", "exec", dont_inherit=True), namespace)
             return "", ""
-        found = eval(compile(source, "tests.py", "eval"), namespace)
+        found = eval(compile(source, "tests.py", "eval", dont_inherit=True), namespace)
         if same(found, content[1]):
             return "", ""
-        return WRONG_OUTPUT, f"{source:.200} is {found!r:.150}, expected {content[1]!r:.150}"
+        return WRONG_OUTPUT, f"{source:.200} is {text(found, repr):.150}, expected {content[1]!r:.150}"
     except AssertionError as error:
         if error is not peer.raised:
-            return WRONG_OUTPUT, f"failed: {source:.300} {error}"
+            return WRONG_OUTPUT, f"failed: {source:.300} {text(error)}"
         return RUNTIME_ERROR, f"AssertionError: {error}, in {source:.300}"
     except SystemExit as error:  # a test's own: what the answer raises is another class by then
-        return ("", "") if not error.code else (WRONG_OUTPUT, f"exit code {error.code} of {source:.300}")
+        if error.code is None or error.code == 0:  # an object of the answer's equals neither
+            return "", ""
+        return WRONG_OUTPUT, f"exit code {text(error.code)} of {source:.300}"
+    except NotGiven as error:
+        return UNFIT, f"{error}, in {source:.300}"
     except Exception as error:
-        last = str(error) if isinstance(error, Foreign) else traceback.format_exception_only(error)[-1].strip()
+        last = text(error) if isinstance(error, Foreign) else f"{type(error).__name__}: {text(error)}".rstrip(": ")
         wrong = CLASSES.get(type(error), RUNTIME_ERROR) if error is peer.raised else RUNTIME_ERROR
         return wrong, f"{last}, in {source:.300}"
+
+
+def text(value: object, of: Callable[[object], str] = str) -> str:
+    """What is said of a value for a person, which may be, or hold, an object of the answer's: its `__str__` is the
+    answer's as well, and an integer of 5,000 digits has no text at all."""
+    try:
+        return of(value)
+    except Exception as error:
+        return f"a {type(value).__name__} without a text ({type(error).__name__})"
 
 
 def same(found: object, expected: object) -> bool:

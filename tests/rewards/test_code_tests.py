@@ -6,6 +6,7 @@ import pytest
 
 from asyncrl.rewards.code import last_block, lines
 from asyncrl.rewards.code_tests import read_tests
+from asyncrl.rewards.time_limit import limit
 
 
 def test_each_assert_is_a_test_and_what_stands_before_it_sets_it_up() -> None:
@@ -30,6 +31,21 @@ def test_a_list_of_asserts_is_as_many_tests() -> None:
 def test_what_only_sets_up_is_no_test_that_always_passes() -> None:
     found = read_tests(["", "import math", "assert f(1) == 2\nx = 1"])
     assert [item[0] for item in found.items] == ["setup", "setup", "test"]
+
+
+def test_a_module_that_is_used_without_an_import_is_imported_first() -> None:
+    source = "assert math.isclose(f(1), 2)\nassert f(copy.copy([1])) == queue.size"
+    assert read_tests(source).items[:2] == (["setup", "import copy"], ["setup", "import math"])
+    for own in (
+        "import math\nassert math.isclose(f(1), 2)",
+        "math = g()\nassert math.isclose(1)",
+        "assert math.double(1)",
+    ):
+        assert (
+            len(read_tests(own).items) == own.count("\n") + 1
+        )  # the last one's has no such function: it is the answer's
+    with pytest.raises(ValueError, match="nothing is tested"):
+        read_tests("assert math.sqrt(4) == 2")
 
 
 def test_tests_that_are_done_are_left_out_and_their_setups_stay() -> None:
@@ -83,6 +99,12 @@ def test_tests_that_pass_whatever_the_answer_is_are_refused(given: str) -> None:
 )
 def test_the_last_closed_block_of_python_is_the_program(text: str, code: str | None) -> None:
     assert last_block(text) == code
+
+
+def test_a_line_of_100_000_characters_is_looked_at_once() -> None:
+    with limit(60):  # hours, where each beginning of it is tried with each rest
+        for line in ("```" + "a" * 100_000 + "`", "```" + "\t" * 100_000 + "`", "`" * 100_000 + "a`"):
+            assert last_block(f"```python\nx\n```\n{line}\n") == "x"
 
 
 def test_outputs_are_compared_without_white_space_at_ends() -> None:

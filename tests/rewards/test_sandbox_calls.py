@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections import Counter, OrderedDict, namedtuple
+from collections import Counter, OrderedDict, deque, namedtuple
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta, timezone, tzinfo
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any
@@ -16,18 +17,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncrl.rewards.sandbox import Sandbox
-from asyncrl.rewards.sandbox_calls import Gone, Handle, Peer
+from asyncrl.rewards.sandbox_calls import Gone, Handle, NotGiven, Peer
 from asyncrl.rewards.sandbox_tests import same
 
 KEYS = st.none() | st.booleans() | st.integers() | st.text() | st.binary() | st.tuples(st.integers())
 PLAIN = st.recursive(
-    KEYS | st.floats(allow_nan=False) | st.complex_numbers(allow_nan=False) | st.binary().map(bytearray),
+    KEYS
+    | st.dates()
+    | st.datetimes()
+    | st.times()
+    | st.timedeltas()
+    | st.floats(allow_nan=False)
+    | st.complex_numbers(allow_nan=False)
+    | st.binary().map(bytearray),
     lambda inner: (
         st.lists(inner)
         | st.dictionaries(KEYS, inner)
         | st.sets(KEYS)
         | st.frozensets(KEYS)
         | st.lists(inner).map(tuple)
+        | st.lists(inner).map(deque)
     ),
     max_leaves=20,
 )
@@ -43,7 +52,7 @@ def crossed(value: object, *, opened: bool = True) -> Any:
 def test_plain_data_crosses_unchanged_with_its_types(value: object) -> None:
     arrived = crossed(value)
     assert arrived == value
-    assert repr(arrived) == repr(value) or isinstance(value, set | frozenset | dict | list | tuple)
+    assert repr(arrived) == repr(value) or isinstance(value, set | frozenset | dict | list | tuple | deque)
 
 
 def test_of_a_subclass_the_data_crosses() -> None:
@@ -75,6 +84,27 @@ def test_other_numbers_cross_too() -> None:
     assert repr(arrived) == repr([*values[:4], 3, 0.5, True])
 
 
+def test_times_cross_with_an_offset_and_not_with_a_zone_of_their_own() -> None:
+    class Zone(tzinfo):
+        def utcoffset(self, when: datetime | None) -> timedelta:
+            return timedelta(hours=1)
+
+    for zone in (UTC, timezone(timedelta(hours=-3))):
+        arrived = crossed(datetime(2026, 1, 2, 3, tzinfo=zone))
+        assert (arrived, arrived.utcoffset()) == (datetime(2026, 1, 2, 3, tzinfo=zone), zone.utcoffset(None))
+    assert isinstance(crossed(datetime(2026, 1, 2, tzinfo=Zone())), Handle)
+
+
+def test_types_that_are_built_in_are_given_by_tests_and_are_handles_of_an_answer() -> None:
+    assert crossed([int, ValueError], opened=False) == [int, ValueError]
+    assert isinstance(crossed(int), Handle)
+    with pytest.raises(Gone):
+        Peer(-1, opened=False).decoded({"k": "int"})
+    for name in ("eval", "no_such_type", 3):
+        with pytest.raises(Gone):
+            Peer(-1, opened=True).decoded({"k": name})
+
+
 def test_anything_else_is_a_handle_that_equals_no_data() -> None:
     arrived = crossed(object())
     assert isinstance(arrived, Handle)
@@ -86,6 +116,11 @@ def test_anything_else_is_a_handle_that_equals_no_data() -> None:
     "sent",
     [
         {"x": 1},
+        {"w": ["date", "x"]},
+        {"w": ["eval", "1"]},
+        {"l": ["x"]},
+        {"e": [1]},
+        {"mine": math.inf},
         {},
         {"i": "zz"},
         {"t": 5},
@@ -105,7 +140,7 @@ def test_what_nobody_sends_ends_the_tests(sent: object) -> None:
 
 
 def test_tests_give_data_and_functions_and_nothing_that_can_be_looked_into() -> None:
-    with pytest.raises(TypeError, match="data and functions"):
+    with pytest.raises(NotGiven, match="data and functions"):
         Peer(-1, opened=False).encoded(object())
 
 
@@ -147,6 +182,16 @@ class Point:
 class Odd(ValueError): pass
 def sort(items): items.sort()
 def forget(known): known.clear()
+def rotate(queue, *, by): queue.rotate(by)
+class Card:
+    def __init__(self): self._number, self._peer = 7, 8
+ONE = Card()
+def one(): return ONE
+class Slow:
+    def __init__(self): self.calls = 0
+    def call(self, text):
+        self.calls += 1
+        return text
 def count(n):
     while True:
         yield n
@@ -154,7 +199,7 @@ def count(n):
 def apply(function, *arguments): return function(*arguments)
 def refuse(n): raise Odd(f"{n} is odd")
 def leave(n): raise SystemExit(n)
-def look(function): return function._peer.ask("get", function._number, "__globals__")
+def look(function): return function._asyncrl_peer.ask("get", function._asyncrl_number, "__globals__")
 def read(function): return function.secret
 def deep(n):
     found = []
@@ -175,6 +220,15 @@ def deep(n):
         "assert Point != 3 and Point != 'Point' and Point == Point",
         "items = [3, 1, 2]\nsort(items)\nassert items == [1, 2, 3]",
         "known = {1: 2}\nforget(known)\nassert known == {}",
+        "items = [3, 1, 2]\nsort(items=items)\nassert items == [1, 2, 3]",
+        "from collections import deque\nq = deque([1, 2, 3], 3)\nrotate(q, by=1)\nassert q == deque([3, 1, 2])",
+        "assert one() is one() and one() is not Card() and (Card()._number, Card()._peer) == (7, 8)",
+        "import copy\np = Point(1)\nq, r = copy.copy(p), copy.deepcopy([p])[0]\np.x = 2\nassert q.x == r.x == 1",
+        "from threading import Thread\nslow, found = Slow(), []\n"
+        "def go(n):\n    for _ in range(50): found.append(slow.call(n * 'x') == n * 'x')\n"
+        "threads = [Thread(target=go, args=(n,)) for n in range(8)]\n"
+        "for thread in threads: thread.start()\nfor thread in threads: thread.join()\n"
+        "assert all(found) and len(found) == slow.calls == 400",
         "counting = count(5)\nassert [next(counting), next(counting)] == [5, 6]",
         "from itertools import islice\nassert list(islice(count(1), 3)) == [1, 2, 3]",
         "assert apply(lambda x, y: x * y, 6, 7) == 42",
