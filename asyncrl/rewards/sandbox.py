@@ -45,6 +45,7 @@ main()
 
 ENVIRONMENT = {"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8", "TZ": "UTC"}
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+ONE_ARENA = {"MALLOC_ARENA_MAX": "1"}  # else glibc reserves 64 MiB of address space, which is limited, for each thread
 SAME_HASHES = {"PYTHONHASHSEED": "0"}  # an answer that depends on the order of a set gets the same score each time
 
 
@@ -136,7 +137,14 @@ class Sandbox:
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-s", "-S", "-B", "-c", BOOT, str(theirs.fileno()), home],
-                env={**ENVIRONMENT, **ONE_THREAD, **SAME_HASHES, **libraries, "TMPDIR": tempfile.gettempdir()},
+                env={
+                    **ENVIRONMENT,
+                    **ONE_THREAD,
+                    **ONE_ARENA,
+                    **SAME_HASHES,
+                    **libraries,
+                    "TMPDIR": tempfile.gettempdir(),
+                },
                 cwd="/",
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,

@@ -5,9 +5,11 @@ from __future__ import annotations
 import fcntl
 import itertools
 import os
+import stat
 import tempfile
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 PREFIX = "asyncrl-sandbox-"
@@ -45,10 +47,11 @@ def remove_abandoned(place: Path) -> None:
     """Remove the folders of this user's whose processes are dead."""
     for found in place.glob(PREFIX + "*"):
         with suppress(OSError):
-            if found.stat().st_uid != os.getuid() or time.time() - found.stat().st_mtime < YOUNG_S:
-                continue
             lock = os.open(found, os.O_RDONLY | os.O_NOFOLLOW | os.O_DIRECTORY)
             try:
+                state = os.fstat(lock)  # not of the path: in a folder for all, only an owner can put another one there
+                if state.st_uid != os.getuid() or time.time() - state.st_mtime < YOUNG_S:
+                    continue
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # raises if its process lives
                 remove(found)
             finally:
@@ -57,21 +60,23 @@ def remove_abandoned(place: Path) -> None:
 
 def remove(folder: Path) -> None:
     """Remove a folder and all in it. However deep it is: folders in it are moved up, not descended into, so that no
-    path becomes too long and nothing recurses; and whatever its modes are."""
+    path becomes too long and nothing recurses; and whatever its modes and names are."""
     numbers = itertools.count()
     pending = [folder]
     while pending:
         inner = pending.pop()
         inner.chmod(0o700)
-        with os.scandir(inner) as entries:
-            for entry in entries:
-                if entry.is_dir(follow_symlinks=False):
-                    os.chmod(entry.path, 0o700)  # a folder that is moved is written to
-                    moved = folder / f".{next(numbers)}.removed"
-                    os.rename(entry.path, moved)
-                    pending.append(moved)
-                else:
-                    os.unlink(entry.path)
+        with os.scandir(inner) as found:
+            entries = list(found)  # all, before this folder itself gets new ones
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                os.chmod(entry.path, 0o700)  # a folder that is moved is written to
+                while os.path.lexists(moved := folder / f".{next(numbers)}.removed"):
+                    pass  # a name that the program has taken
+                os.rename(entry.path, moved)
+                pending.append(moved)
+            else:
+                os.unlink(entry.path)
         if inner != folder:
             inner.rmdir()
     folder.rmdir()
@@ -97,3 +102,45 @@ def usage(folder: Path) -> float:
         except OSError:  # too deep, or closed to its own user
             return float("inf")
     return total
+
+
+def held(pid: int, folder: Path, user: int | None, largest: int) -> float:
+    """Bytes of a folder's files that have no name any more, but are open in a process, or mapped, were it one page. Of
+    those that are only mapped the size cannot be seen: each counts as `largest`. user: whose process it is, None: this
+    one's. 0 if it has ended."""
+    for acting in dict.fromkeys((None, user)):  # in most containers root may not look, but become who may
+        with suppress(OSError), _acting_as(acting):
+            return _held(pid, folder, largest)
+    return 0.0
+
+
+def _held(pid: int, folder: Path, largest: int) -> float:
+    total, seen = 0.0, set()
+    device = folder.stat().st_dev
+    for number in os.listdir(f"/proc/{pid}/fd"):
+        with suppress(FileNotFoundError):
+            state = os.stat(f"/proc/{pid}/fd/{number}")
+            if stat.S_ISREG(state.st_mode) and not state.st_nlink and state.st_dev == device:
+                seen.add(str(state.st_ino))
+                total += state.st_blocks * 512
+    place = os.fsencode(os.path.realpath(folder)) + b"/"
+    with open(f"/proc/{pid}/maps", "rb") as lines:
+        for line in lines:
+            if line.endswith(b" (deleted)\n") and place in line:
+                node = line.split()[4].decode()
+                total += 0 if node in seen else largest
+                seen.add(node)
+    return total
+
+
+@contextmanager
+def _acting_as(user: int | None) -> Iterator[None]:
+    if user is None:
+        yield
+        return
+    with ExitStack() as back:
+        back.callback(os.setegid, os.getegid())
+        os.setegid(user)
+        back.callback(os.seteuid, os.geteuid())
+        os.seteuid(user)
+        yield

@@ -30,7 +30,7 @@ from asyncrl.rewards.sandbox_filter import LIBC, ask_seccomp, call, install, mac
 WALLS = frozenset({"filter", "files", "limits", "user"})
 NOBODY = 65534
 
-PR_SET_PDEATHSIG, PR_SET_KEEPCAPS, PR_SET_NO_NEW_PRIVS = 1, 8, 38  # linux/prctl.h
+PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_KEEPCAPS, PR_SET_NO_NEW_PRIVS = 1, 4, 8, 38  # linux/prctl.h
 CAPSET = {"x86_64": 126, "aarch64": 91}
 CAPABILITY_VERSION_3 = 0x20080522
 CAP_DAC_READ_SEARCH = 1 << 2
@@ -101,19 +101,24 @@ def enter(
             resource.RLIMIT_CPU: cpu_s,
             resource.RLIMIT_FSIZE: file_bytes,
             resource.RLIMIT_NOFILE: files,
-            resource.RLIMIT_CORE: 0,
+            resource.RLIMIT_CORE: 1,  # 0 keeps dumps from files, and not from programs that take them (core(5))
             resource.RLIMIT_MEMLOCK: 0,
         }
         for limit, value in limits.items():
             _, most = resource.getrlimit(limit)
             value = value if most == resource.RLIM_INFINITY else min(value, most)
             resource.setrlimit(limit, (value, value))
+        # The first thread's stack grows as far as its memory goes: deep recursion is no fault.
+        _, most = resource.getrlimit(resource.RLIMIT_STACK)
+        resource.setrlimit(resource.RLIMIT_STACK, (memory_bytes if most == resource.RLIM_INFINITY else most, most))
     libraries = _interpreter()
     with suppress(OSError):  # short of memory, the kernel takes this process first; where it may be asked for that
         Path("/proc/self/oom_score_adj").write_text("1000")
     if "user" in walls and os.geteuid() == 0:
         _leave_root(libraries[0])
-    _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # after the change of user, which clears it
+    # After the change of user, which clears both: who watches it may see what it holds open (`sandbox_folder.held`).
+    _prctl(PR_SET_DUMPABLE, 1)
+    _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
     _prctl(PR_SET_NO_NEW_PRIVS, 1)

@@ -23,6 +23,7 @@ import os
 import resource
 import select
 import signal
+import site
 import socket
 import struct
 import sys
@@ -35,7 +36,7 @@ from typing import Any, NamedTuple
 
 from asyncrl.rewards import sandbox_walls
 from asyncrl.rewards.sandbox_calls import Peer
-from asyncrl.rewards.sandbox_folder import Folders, remove, usage
+from asyncrl.rewards.sandbox_folder import Folders, held, remove, usage
 from asyncrl.rewards.sandbox_tests import GONE, SAW_THE_END, run_module, run_tests, serve_module
 
 HEADER = struct.Struct(">I")
@@ -100,6 +101,8 @@ def main() -> None:
         sys.path.extend(settings.path)
         for name in (*COMMON.split(), *settings.modules):
             importlib.import_module(name)
+        for names in (site.setquit, site.setcopyright, site.sethelper):  # exit() and others, which scripts call
+            names()
         if (threads := len(os.listdir("/proc/self/task"))) > 1:  # their locks would stay locked in every child
             raise RuntimeError(f"importing {', '.join(settings.modules)} starts {threads - 1} threads")
         folders = Folders()
@@ -127,13 +130,16 @@ class Keeper:
             if not body:
                 break
             folder = self._folders.new(nobody)
-            programs = Programs(self._settings, Run(*json.loads(body)), Given(*descriptors), folder)
+            programs = Programs(self._settings, Run(*json.loads(body)), Given(*descriptors), folder, nobody)
             if (job := programs.start()) is not None:
                 return job
             outcome = programs.watch(self._commands)
             if outcome is not None:
                 say(self._commands, outcome)
-            remove(folder)  # may take seconds, if a program was made for that
+            try:
+                remove(folder)  # may take seconds, if a program was made for that
+            except OSError as error:  # `Folders.close` tries again; the next program has another one
+                sys.stderr.write(f"asyncrl: a sandboxed program's folder stays: {error}\n")
         self._folders.close()
         return None
 
@@ -141,8 +147,8 @@ class Keeper:
 class Programs:
     """The processes of one run: the answer's, and with tests a second one, which never runs a line of the answer's."""
 
-    def __init__(self, settings: Settings, run: Run, given: Given, folder: Path) -> None:
-        self._settings, self._run, self._given, self._folder = settings, run, given, folder
+    def __init__(self, settings: Settings, run: Run, given: Given, folder: Path, user: int | None) -> None:
+        self._settings, self._run, self._given, self._folder, self._user = settings, run, given, folder, user
         self._limited = "limits" in settings.walls
         self._parent = os.getpid()
         self._pids: list[int] = []  # the answer's first
@@ -279,7 +285,11 @@ class Programs:
         elif self._flooded():  # it is lost already
             count = 0
         else:
-            count = os.splice(pipe, self._given.output if pipe == self._output else self._given.errors, 1 << 16)
+            try:
+                target = self._given.output if pipe == self._output else self._given.errors
+                count = os.splice(pipe, target, 1 << 16, flags=os.SPLICE_F_NONBLOCK)
+            except BlockingIOError:  # the program has opened it as well, by its name in /proc, and was quicker
+                return 0
         self._counts[pipe] += count
         if not count:
             self._opened.discard(pipe)
@@ -294,7 +304,8 @@ class Programs:
             with suppress(OSError):
                 if len(os.listdir(f"/proc/{pid}/task")) > THREADS:
                     return "thread_flood"
-        return "disk_flood" if usage(self._folder) > FOLDER_BYTES else ""
+        unnamed = sum(held(pid, self._folder, self._user, FILE_BYTES) for pid in self._pids)
+        return "disk_flood" if usage(self._folder) + unnamed > FOLDER_BYTES else ""
 
     def _code(self, pid: int) -> int | None:
         """How a child has ended, which is not reaped yet: its exit code, or minus a signal's number; None: it lives."""

@@ -137,6 +137,70 @@ def test_what_is_wrong_with_a_program_has_a_class(check: Check, code: str, wrong
     assert len(found.detail) < 1000
 
 
+BAD_TEXT = "class Odd:\n    def __str__(self): BODY\n    __repr__ = __str__\ndef double(n): return Odd()"
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        *(BAD_TEXT.replace("BODY", body) for body in ("raise ValueError(3)", "return 5", "import os; os._exit(0)")),
+        "class Odd:\n    def __bool__(self): raise ValueError(3)\n    __str__ = __bool__\ndef double(n): return Odd()",
+        "def double(n): return 10**5000",
+        "def double(n): return '\\ud800'",
+        "class Odd(Exception):\n    def __str__(self): raise ValueError(3)\ndef double(n): raise Odd",
+    ],
+)
+@pytest.mark.parametrize(
+    "test",
+    [
+        "assert double(2) == 4, double(2)",
+        "import sys\nsys.exit(double(2))",
+        [{"call": "double(2)", "expected": 4}],
+        "raise ValueError(double(2))",
+    ],
+)
+def test_an_answer_whose_values_have_no_text_is_wrong_not_unscored(check: Check, code: str, test: object) -> None:
+    assert check(code, test).parts == {"code": 0.0}
+
+
+def test_names_that_are_no_names_are_wrong_not_unscored(check: Check) -> None:
+    for names in ('[["double", ' + "[" + "[]," * 1_500_000 + "[]]]]", '[["double", {"mine": Infinity}]]', "[[[], 1]]"):
+        body = f'["names", {names}]'
+        code = f"import os, time\nbody = {body!r}.encode()\nbody = len(body).to_bytes(4, 'big') + body\n"
+        code += "while body: body = body[os.write(4, body):]\ntime.sleep(600)"
+        assert check(code, TESTS, "quick").parts == {"code": 0.0}
+
+
+def test_what_a_program_leaves_behind_costs_the_next_one_nothing(check: Check) -> None:
+    """Its folder is removed when its score is said already. The name is one that this took for folders of its own."""
+    left = "import os\nfor n in range(9): os.makedirs(f'.{n}.removed/a'), os.mkdir(str(n))\ndef double(n): return 5"
+    for _ in range(2):
+        assert check(left).wrong == "wrong_output"
+        assert check(RIGHT) == Finding({"code": 1.0})
+
+
+@pytest.mark.parametrize(
+    ("code", "test"),
+    [
+        ("def double(n: int): return double.__annotations__['n'](2 * n)", "assert double(2) == 4"),
+        ("import math\ndef double(n): return 2.0 * n", "assert math.isclose(double(2), 4)"),
+        ("def double(n, kind): return [x for x in n if isinstance(x, kind)]", "assert double([1, 'a'], str) == ['a']"),
+    ],
+)
+def test_a_right_program_passes(check: Check, code: str, test: str) -> None:
+    assert check(code, test) == Finding({"code": 1.0})
+
+
+def test_a_module_that_a_test_does_not_import_is_not_the_answers(check: Check) -> None:
+    cheat = "class math:\n    isclose = lambda *_: True\ndef double(n): return 5"
+    assert check(cheat, "assert math.isclose(double(2), 4)").parts == {"code": 0.0}
+
+
+def test_a_test_that_gives_what_cannot_be_given_scores_nobody(check: Check) -> None:
+    with pytest.raises(BadRow, match=r"rows\.jsonl:1: a test can give data and functions to an answer, not a Node"):
+        check("def double(n): return n.x", "class Node:\n    x = 1\nassert double(Node()) == 2")
+
+
 def test_a_program_without_end_is_wrong_not_unscored(check: Check) -> None:
     for code in ("while True: pass", "def double(n):\n    while True: pass", "import time\ntime.sleep(600)"):
         found = check(code, TESTS[:1], "quick")

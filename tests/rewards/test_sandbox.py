@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import platform
 import sys
@@ -13,7 +14,7 @@ import pytest
 
 from asyncrl.rewards import sandbox_filter, sandbox_walls
 from asyncrl.rewards.sandbox import Sandbox, SandboxError
-from asyncrl.rewards.sandbox_folder import Folders, remove, remove_abandoned, usage
+from asyncrl.rewards.sandbox_folder import Folders, held, remove, remove_abandoned, usage
 from asyncrl.rewards.sandbox_walls import Unprotected
 
 LIMIT_S = 30.0  # of programs that end by themselves: never reached
@@ -71,6 +72,36 @@ def test_the_standard_library_works(sandbox: Sandbox) -> None:
     )
     ended = sandbox.run(source, "", limit_s=LIMIT_S)
     assert (ended.stdout, ended.stderr) == ("1 2\n3\n(4,)\ne3b0 36\n", "")
+
+
+@pytest.mark.parametrize(
+    ("source", "printed"),
+    [
+        ("print(1)\nexit()", "1"),
+        ("print(1)\nquit(0)", "1"),
+        ("def f(x: int): pass\nprint(f.__annotations__)", "{'x': <class 'int'>}"),  # not this project's futures
+        ("import os\nprint(os.path.basename(__file__))", "answer.py"),
+        ("import os\nos.posix_fallocate(os.open('a', 66), 0, 9999)\nprint(os.stat('a').st_size)", "9999"),
+        ("import os\nos.closerange(3, 60)\nprint(1)", "1"),
+        ("import resource as r\nr.setrlimit(r.RLIMIT_STACK, (1 << 28, -1))\nprint(1)", "1"),
+        ("import resource as r\nprint(r.getrlimit(r.RLIMIT_CORE))", "(1, 1)"),  # 0 would not keep a pipe from a dump
+        (
+            "import sys\nfrom functools import lru_cache\nsys.setrecursionlimit(10**6)\n"
+            "@lru_cache(None)\ndef f(n): return n and 1 + f(n - 1)\nprint(f(50_000))",
+            "50000",  # 30 MB of stack
+        ),
+        (
+            "import threading\ngo = threading.Event()\n"
+            "threads = [threading.Thread(target=lambda: go.wait() and bytes(10_000)) for _ in range(20)]\n"
+            "for thread in threads: thread.start()\ngo.set()\n"
+            "for thread in threads: thread.join()\nprint(len(threads))",
+            "20",
+        ),
+    ],
+)
+def test_a_script_runs_as_it_does_elsewhere(sandbox: Sandbox, source: str, printed: str) -> None:
+    ended = sandbox.run(source, "", limit_s=LIMIT_S)
+    assert (ended.stdout, ended.stderr) == (printed + "\n", "")
 
 
 def test_the_same_program_prints_the_same(sandbox: Sandbox) -> None:
@@ -147,6 +178,55 @@ def test_a_folder_is_removed_however_deep_and_closed_it_is(tmp_path: Path) -> No
     (tmp_path / "other").write_text("kept")
     remove(folder)
     assert [path.name for path in tmp_path.iterdir()] == ["other"]
+
+
+def test_a_folder_is_removed_whatever_the_names_in_it_are(tmp_path: Path) -> None:
+    """Those that folders get while it is removed are taken already, by files, folders and links."""
+    folder = tmp_path / "folder"
+    for n in range(0, 9, 3):
+        (folder / f".{n}.removed" / "inner").mkdir(parents=True)
+        (folder / f".{n + 1}.removed").write_text("")
+        (folder / f".{n + 2}.removed").symlink_to("/nowhere")
+        (folder / f"line\n{n}").mkdir()
+    remove(folder)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_of_thousands_of_folders_is_removed(tmp_path: Path) -> None:
+    """So many that what is moved comes up among what is still to be read."""
+    for n in range(3000):
+        (tmp_path / "folder" / str(n)).mkdir(parents=True)
+    remove(tmp_path / "folder")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_link_to_a_folder_is_not_taken_for_an_abandoned_one(tmp_path: Path) -> None:
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    (kept / "file").write_text("")
+    os.utime(kept, (0, 0))
+    (tmp_path / "asyncrl-sandbox-link").symlink_to(kept)
+    remove_abandoned(tmp_path)
+    assert (kept / "file").exists()
+
+
+def test_files_without_a_name_are_counted_as_long_as_they_are_held(tmp_path: Path) -> None:
+    largest = 1 << 20
+    assert held(os.getpid(), tmp_path, None, largest) == 0
+    with open(tmp_path / "opened", "wb") as opened, open(tmp_path / "mapped", "w+b") as mapped:
+        for file in (opened, mapped):
+            file.write(b"x" * 100_000)
+            file.flush()
+        page = mmap.mmap(mapped.fileno(), 4096)
+        assert held(os.getpid(), tmp_path, None, largest) == 0  # they have names
+        (tmp_path / "opened").unlink()
+        assert 100_000 <= held(os.getpid(), tmp_path, None, largest) < 200_000
+    (tmp_path / "mapped").unlink()
+    os.close(os.open(tmp_path / "other", os.O_CREAT))
+    assert held(os.getpid(), tmp_path, None, largest) >= 100_000
+    page.close()
+    assert held(os.getpid(), tmp_path, None, largest) == 0
+    assert held(2**22 + 1, tmp_path, None, largest) == 0  # no process has this number
 
 
 def test_what_cannot_be_counted_is_too_much(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from asyncrl.rewards.sandbox_filter import (
     ALLOW,
     AND,
     AT_LEAST,
+    DONE,
     EQUAL,
     KILL,
     LOAD,
@@ -17,6 +18,7 @@ from asyncrl.rewards.sandbox_filter import (
     REFUSED,
     RETURN,
     UNKNOWN,
+    UNSUPPORTED,
     Machine,
     program,
 )
@@ -31,6 +33,8 @@ NUMBERS = {
     **{"process_vm_readv": (310, 270), "pidfd_getfd": (438, 438), "open_by_handle_at": (304, 265)},
     **{"clone": (56, 220), "clone3": (435, 435), "kill": (62, 129), "tgkill": (234, 131), "socketpair": (53, 199)},
     **{"prctl": (157, 167), "prlimit64": (302, 261), "truncate": (76, 45), "setsid": (112, 157), "tkill": (200, 130)},
+    **{"fsync": (74, 82), "fdatasync": (75, 83), "msync": (26, 227), "fallocate": (285, 47)},
+    **{"sendto": (44, 206), "recvfrom": (45, 207), "close_range": (436, 436)},
     **{"memfd_create": (319, 279), "shmget": (29, 194), "sendmsg": (46, 211), "fchmodat": (268, 53)},
 }
 
@@ -84,6 +88,24 @@ def test_threads_can_be_made_and_processes_cannot(machine: Machine) -> None:
     assert said(machine, "clone", 17) == REFUSED
 
 
+def test_all_threads_have_the_same_descriptors_whose_number_is_limited(machine: Machine) -> None:
+    clone_files, unshare = 0x400, 2
+    assert said(machine, "clone", 0x3D0F00 & ~clone_files) == REFUSED
+    assert [said(machine, "close_range", 3, 9, flags) for flags in (0, unshare)] == [ALLOW, REFUSED]
+
+
+def test_nothing_waits_for_a_disk_and_no_space_is_taken_without_writing(machine: Machine) -> None:
+    assert {said(machine, name) for name in ("fsync", "fdatasync", "msync")} == {DONE}
+    assert said(machine, "fallocate") == UNSUPPORTED
+
+
+def test_what_a_socket_pair_sends_is_plain(machine: Machine) -> None:
+    out_of_band, without_signal = 1, 0x4000
+    for name in ("sendto", "recvfrom"):
+        assert [said(machine, name, 3, 0, 1, flags) for flags in (0, without_signal)] == [ALLOW, ALLOW]
+        assert said(machine, name, 3, 0, 1, out_of_band) == REFUSED
+
+
 def test_signals_reach_the_process_itself_and_no_other(machine: Machine) -> None:
     for name in ("kill", "tgkill"):
         assert said(machine, name, PID, 6) == ALLOW
@@ -107,6 +129,14 @@ def test_a_file_that_is_opened_for_reading_cannot_be_emptied(machine: Machine) -
 def test_limits_can_be_read_and_not_set(machine: Machine) -> None:
     assert said(machine, "prlimit64", 0, 7, 0, 0x7FFF_0000_0000) == ALLOW
     assert {said(machine, "prlimit64", 0, 7, pointer) for pointer in (1, 1 << 32, 0x7FFF_0000_1234)} == {REFUSED}
+
+
+def test_of_limits_only_that_of_the_own_stack_can_be_set(machine: Machine) -> None:
+    stack, memory, pointer = 3, 9, 0x7FFF_0000_1234
+    assert said(machine, "prlimit64", 0, stack, pointer) == ALLOW
+    assert {said(machine, "prlimit64", *whose, pointer) for whose in ((0, memory), (PID, stack), (1, stack))} == {
+        REFUSED
+    }
 
 
 def test_the_signal_for_the_parents_death_stays_set(machine: Machine) -> None:
