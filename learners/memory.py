@@ -52,8 +52,8 @@ PROMPT = 1024
 @dataclass(frozen=True, slots=True)
 class Part:
     """Something that takes memory: `most` bytes, or as few as `least` (None: the same). certain: nothing is estimated.
-    count: so many alike on this host. on_gpu: there, where the process has a GPU; apart: each of them on its own. keys:
-    of the recipe, by which it becomes smaller."""
+    count: so many alike on this host. on_gpu: there, where the process has a GPU; apart: each of them on its own; gpu:
+    on that one, by its number on this host. keys: of the recipe, by which it becomes smaller."""
 
     where: str
     what: str
@@ -64,6 +64,7 @@ class Part:
     count: int = 1
     apart: bool = False
     least: int | None = None
+    gpu: int | None = None
 
     def span(self, count: int | None = None) -> tuple[int, int]:
         """Least and most of so many of them, all by default."""
@@ -103,14 +104,19 @@ def largest_pass(recipe: Recipe, shapes: Shapes) -> Pass:
 def activation_bytes(shapes: Shapes, dtype: str, tokens: int, computed: int, *, again: bool = False) -> int:
     """What the layers of a micro-batch keep for its backward pass, and the gradients of one of them. again: with
     `learner.gradient_checkpointing`, only their inputs, and one layer in full."""
+    layer = layer_bytes(shapes, dtype, tokens, computed)
+    copies = 0 if dtype == "float32" else 2 * shapes.matrices
+    if again:
+        return shapes.layers * 4 * computed * shapes.hidden + 2 * layer + copies // shapes.layers
+    return (shapes.layers + 1) * layer + copies
+
+
+def layer_bytes(shapes: Shapes, dtype: str, tokens: int, computed: int) -> int:
+    """What one layer computes of them, and would keep."""
     h, i, a = shapes.hidden, shapes.intermediate, shapes.heads * shapes.head_dim
     if dtype == "float32":
-        layer, copies = 4 * (computed * (6 * h + 3 * a + 4 * i) + tokens * 2 * a), 0
-    else:
-        layer, copies = computed * (26 * h + 6 * a + 8 * i) + tokens * 4 * a, 2 * shapes.matrices
-    if again:
-        return shapes.layers * 4 * computed * h + 2 * layer + copies // shapes.layers
-    return (shapes.layers + 1) * layer + copies
+        return 4 * (computed * (6 * h + 3 * a + 4 * i) + tokens * 2 * a)
+    return computed * (26 * h + 6 * a + 8 * i) + tokens * 4 * a
 
 
 def logits_bytes(shapes: Shapes, dtype: str, tokens: int) -> int:

@@ -11,6 +11,8 @@ import click
 from asyncrl.cli.options import age_option, recipe_of, set_option, warn_of
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from asyncrl.config.recipe import Recipe
     from asyncrl.learners.shapes import Shapes
     from asyncrl.runtime.room import Machine
@@ -65,28 +67,33 @@ def plan(
     if gpus and memory is None:
         raise click.UsageError("--gpus is of another machine: give its memory too, as in --memory 1TiB")
     loaded = recipe_of(recipe, None, overrides=overrides, max_trajectory_age=max_trajectory_age, elsewhere=True)
+    from asyncrl.learners.cache import BuiltinModelError
     from asyncrl.learners.shapes import shapes_of
     from asyncrl.runtime import models, room
+    from asyncrl.runtime.reward_model_memory import reward_model_shapes
 
     settings = loaded.recipe
     try:
         folder = models.check(settings, fetch=False)
-    except models.NotHere:
+    except (models.NotHere, BuiltinModelError):  # nor need it be: it may be known without
         folder = None
     shapes = shapes_of(settings.model.path, folder)
     there = asyncio.run(room.machine()) if memory is None else room.other(memory, gpus or [])
     sides = [side] if side else ["run"] if settings.buffer.url == "embedded" else ["learner", "collector"]
+    scoring = reward_model_shapes(settings)
     for one in sides:
-        _plan_side(settings, shapes, there, one)
+        _plan_side(settings, shapes, scoring, there, one)
     return 0
 
 
-def _plan_side(recipe: Recipe, shapes: Shapes | str, there: Machine, side: str) -> None:
+def _plan_side(
+    recipe: Recipe, shapes: Shapes | str, scoring: Mapping[str, Shapes | str], there: Machine, side: str
+) -> None:
     """Print it. Raises DoesNotFit."""
     from asyncrl.runtime import planner
 
     ranks = 0 if side == "collector" else recipe.learner.ranks
-    planned = planner.plan(recipe, shapes, there, collects=side != "learner", neighbours=ranks)
+    planned = planner.plan(recipe, shapes, there, collects=side != "learner", neighbours=ranks, scoring=scoring)
     click.echo(f"{SIDES[side]}, on a machine with {there}")
     click.echo(planned.table(), nl=False)
     warn_of(planned, by_estimate=True)

@@ -44,6 +44,7 @@ class RewardScores:
             raise ValueError(f"{part.path} is no reward model: it has no weights {', '.join(missing[:3])}")
         if model.config.num_labels != 1:
             raise ValueError(f"{part.path} has {model.config.num_labels} labels; a reward model has one")
+        model.config.use_cache = False  # else the keys and values of every layer are kept, for nobody
         self._model: PreTrainedModel = model.to(part.device).eval()
 
     def of(self, conversations: Sequence[Messages]) -> Iterator[list[Number]]:

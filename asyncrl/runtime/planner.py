@@ -1,14 +1,14 @@
 """Whether a run fits into the memory that there is, before anything heavy starts. Pure, but for `look`.
 
-Parts are planned from the recipe and the model's shapes, learner ranks and the engines of one collector alike, each on
-the GPU that it is placed on. A run is refused if what is certain to be needed exceeds all that a memory has; what is
-only estimated, or what others hold now, is a warning. A model whose shapes are not known is planned by nobody and
-refused for nothing.
+Parts are planned from the recipe and the model's shapes, learner ranks, the engines of one collector and its reward
+models alike, each on the GPU that it is placed on. A run is refused if what is certain to be needed exceeds all that a
+memory has; what is only estimated, or what others hold now, is a warning. A model whose shapes are not known is planned
+by nobody and refused for nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from asyncrl.config.recipe import Recipe, TransformersEngine, VllmEngine
 from asyncrl.config.sizes import size_about, size_bytes
 from asyncrl.learners.memory import PROCESS, SHARED, SIZE, Part, image_parts, rank_parts, row_tokens
 from asyncrl.learners.shapes import Shapes, shapes_of
+from asyncrl.runtime.reward_model_memory import reward_model_parts, reward_model_shapes
 from asyncrl.runtime.room import Machine, Room, machine
 
 BUFFERS = 2
@@ -52,13 +53,14 @@ class Need:
 @dataclass(frozen=True, slots=True)
 class Plan:
     """parts: empty where `unknown` says why nothing is planned. inside: for what there must be room in what each vLLM
-    engine takes of its GPU; no part of any sum."""
+    engine takes of its GPU; no part of any sum. left_out: reward models of which nothing is known, each with why."""
 
     parts: tuple[Part, ...]
     machine: Machine
     placement: Placement
     inside: tuple[Part, ...] = ()
     unknown: str = ""
+    left_out: tuple[str, ...] = ()
 
     @property
     def needs(self) -> list[Need]:
@@ -71,7 +73,8 @@ class Plan:
         if shm is not None:
             needs.append(_need("/dev/shm", shm, [(part, part.count) for part in shared]))
         alike: dict[Need, list[int]] = {}
-        for gpu in sorted({*self.placement.ranks, *self.placement.engines}):
+        own = {part.gpu for part in self.parts if part.gpu is not None}
+        for gpu in sorted({*self.placement.ranks, *self.placement.engines, *own}):
             if (need := self._of(gpu)) is not None:
                 alike.setdefault(need, []).append(gpu)
         needs += [replace(need, name=_named(same)) for need, same in alike.items()]
@@ -88,6 +91,8 @@ class Plan:
 
     def _gpus(self, part: Part) -> tuple[int, ...]:
         """On which it lies, of all alike."""
+        if part.gpu is not None:
+            return (part.gpu,)
         if part.where == FIRST:
             return self.placement.ranks[:1]
         return self.placement.ranks if part.apart else self.placement.engines
@@ -120,9 +125,10 @@ class Plan:
         """One line: what is needed of which memory."""
         if self.unknown:
             return self.table().strip()
-        return "memory: " + "; ".join(
+        planned = "; ".join(
             f"{_span(need.least, need.most)} of {size_about(need.room.total)} ({need.name})" for need in self.needs
         )
+        return "; ".join([f"memory: {planned}", *(f"not planned: {one}" for one in self.left_out)])
 
     def check(self, *, by_estimate: bool = False) -> str:
         """A warning where it is close, else "". Raises DoesNotFit; by_estimate: also where only the least of what is
@@ -150,14 +156,22 @@ async def look(recipe: Recipe, folder: Path | None, *, collects: bool, neighbour
     """The plan on this machine. folder: of the model, None for a built-in one. collects: a collector runs here too.
     neighbours: the learner's ranks that do; None: all. Raises RecipeError if the machine has too few GPUs."""
     shapes = shapes_of(recipe.model.path, folder)
-    return plan(recipe, shapes, await machine(), collects=collects, neighbours=neighbours)
+    scoring = reward_model_shapes(recipe) if collects else {}
+    return plan(recipe, shapes, await machine(), collects=collects, neighbours=neighbours, scoring=scoring)
 
 
 def plan(
-    recipe: Recipe, shapes: Shapes | str, there: Machine, *, collects: bool, neighbours: int | None = None
+    recipe: Recipe,
+    shapes: Shapes | str,
+    there: Machine,
+    *,
+    collects: bool,
+    neighbours: int | None = None,
+    scoring: Mapping[str, Shapes | str] | None = None,
 ) -> Plan:
     """shapes: of the model, or why they are not known. collects: whether a collector is on the machine; neighbours: how
-    many of the learner's ranks are, None: all. Raises RecipeError if it has too few GPUs."""
+    many of the learner's ranks are, None: all. scoring: shapes of reward models, by key, or why they are not known.
+    Raises RecipeError if it has too few GPUs."""
     ranks = recipe.learner.ranks if neighbours is None else neighbours
     placement = placed(recipe, len(there.gpus), ranks=ranks, collects=collects)
     if isinstance(shapes, str):
@@ -167,10 +181,13 @@ def plan(
         parts = [*own, *image_parts(recipe, shapes)]
     else:
         parts = received_parts(recipe, shapes)
+    left_out: list[str] = []
     if collects:
         parts += [*ipc_parts(recipe, shapes, placement), *engine_parts(recipe, shapes, there, placement)]
+        more, left_out = reward_model_parts(recipe, scoring or {}, placement, len(there.gpus))
+        parts += more
     inside = inside_parts(recipe, shapes) if collects and _takes_share(recipe, there) else ()
-    return Plan(tuple(parts), there, placement, inside)
+    return Plan(tuple(parts), there, placement, inside, left_out=tuple(left_out))
 
 
 def received_parts(recipe: Recipe, shapes: Shapes) -> list[Part]:
