@@ -138,6 +138,8 @@ class Work:
         finally:
             del self.groups[group.key]
             group.seats.release()
+            # Also where it held no slot any more, only a judge's time: its place among the groups is free.
+            self._fleet.freed.set()
 
     async def _work(self, group: Running) -> None:
         """Raises TicketEnded for every way in which a ticket ends without a group."""

@@ -16,6 +16,7 @@ from asyncrl.collectors.engines import simulated
 from asyncrl.collectors.engines.base import EngineError
 from asyncrl.collectors.fleet import CollectorError
 from asyncrl.collectors.scoring import SimulatedScorer
+from asyncrl.rewards.scoring import Score
 
 pytestmark = pytest.mark.asyncio
 
@@ -226,6 +227,22 @@ async def test_groups_that_hold_no_slots_keep_others_from_starting_once_there_ar
         await kit.until(lambda: buffer.model.next_ordinal == groups, task)
         await asyncio.sleep(0.2)
         assert buffer.model.next_ordinal == groups
+
+
+async def test_a_group_that_ends_long_after_its_slots_were_free_makes_room_for_the_next(kit, monkeypatch):
+    """As with a judge: while it waits for scores nothing is generated, so no slot is freed when it ends."""
+
+    async def late(self, *args, **kwargs):
+        await asyncio.sleep(0.1)
+        return Score({"judge": 1.0}, 1.0, "")
+
+    monkeypatch.setattr(SimulatedScorer, "score", late)
+    recipe = kit.recipe(collector={"max_concurrent_groups": 1})  # and a step needs two
+    buffer = kit.buffer(recipe)
+    learner = kit.learner(buffer)
+    async with kit.collecting(recipe, buffer):
+        await learner.start()
+        await learner.step()
 
 
 @pytest.fixture
