@@ -352,7 +352,10 @@ def read_text(descriptor: int) -> str:
 
 def read_frame(stream: socket.socket) -> tuple[bytes, list[int]]:
     """One message, and the descriptors that came with it; b"" at the end."""
-    received, descriptors, _, _ = socket.recv_fds(stream, HEADER.size, len(Given._fields))
+    try:
+        received, descriptors, _, _ = socket.recv_fds(stream, HEADER.size, len(Given._fields))
+    except ConnectionResetError:  # it ended with something unread
+        return b"", []
     if len(received) < HEADER.size:
         return b"", []
     (size,) = HEADER.unpack(received)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 import platform
+import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ from asyncrl.rewards import sandbox_filter, sandbox_walls
 from asyncrl.rewards.sandbox import Sandbox, SandboxError
 from asyncrl.rewards.sandbox_folder import Folders, held, remove, remove_abandoned, usage
 from asyncrl.rewards.sandbox_walls import Unprotected
+from asyncrl.rewards.sandbox_zygote import read_frame, write_frame
 
 LIMIT_S = 30.0  # of programs that end by themselves: never reached
 
@@ -134,6 +136,14 @@ def test_a_sandbox_whose_process_died_is_started_again(sandbox: Sandbox) -> None
         with pytest.raises(SandboxError, match=r"ended|does not answer"):
             other.run("", "", limit_s=LIMIT_S)
         assert other.run("print(1)", "", limit_s=LIMIT_S).stdout == "1\n"
+
+
+def test_a_verifier_that_died_with_a_reply_unread_is_at_its_end() -> None:
+    verifier, zygote = socket.socketpair()
+    with zygote:
+        with verifier:
+            write_frame(zygote, {"reason": ""})
+        assert read_frame(zygote) == (b"", [])
 
 
 def test_nothing_runs_on_a_machine_without_a_filter_for_its_calls(monkeypatch: pytest.MonkeyPatch) -> None:
