@@ -11,7 +11,7 @@ from asyncrl.buffers.concurrency import all_or_nothing
 from asyncrl.collectors.episode import Player
 from asyncrl.collectors.fleet import CollectorError, Fleet
 from asyncrl.collectors.mixed import MixedPlayer
-from asyncrl.collectors.rollout import Prompts, SimulatedPrompts, TaskPrompts
+from asyncrl.collectors.rollout import SIMULATED, Prompts, SimulatedPrompts, TaskPrompts
 from asyncrl.collectors.scoring import SimulatedScorer, TaskScorer
 from asyncrl.collectors.single import SinglePlayer
 from asyncrl.collectors.turns import Limits, TurnPlayer
@@ -24,6 +24,8 @@ from asyncrl.config.recipe import (
     Recipe,
     SimulatedEngine,
     SingleTask,
+    Task,
+    mixed_name,
     mixed_tasks,
     to_builtins,
 )
@@ -45,7 +47,7 @@ def task_parts(recipe: Recipe, model_path: Path | None) -> tuple[Prompts, Player
     CollectorError without a model that is needed, and what building the task raises."""
     collector = recipe.collector
     if isinstance(collector.engine, SimulatedEngine):
-        return SimulatedPrompts(), SinglePlayer(SimulatedScorer())
+        return _simulated(recipe.task)
     if model_path is None:
         raise CollectorError(f"collector.engine.type {collector.engine.type} needs a model, and none was given")
     prompts = TaskPrompts.load(recipe, model_path)
@@ -67,6 +69,15 @@ async def start_all(player: Player, fleet: Fleet) -> None:
         await all_or_nothing([player.start(), fleet.start()])
     except VerifierError as error:
         raise TaskError(str(error)) from error
+
+
+def _simulated(task: Task) -> tuple[Prompts, Player]:
+    """Without a model nothing is asked and nothing is right: what is left of a task is its name, share and scale."""
+    if not isinstance(task, MixtureTask):
+        return SimulatedPrompts(), SinglePlayer(SimulatedScorer({SIMULATED: task.reward_scale}))
+    scales = {name: one.reward_scale for name, one in mixed_tasks(task).items()}
+    weights = {mixed_name(mixed): mixed.weight for mixed in task.tasks}
+    return SimulatedPrompts(weights), SinglePlayer(SimulatedScorer(scales))
 
 
 class _Players:

@@ -19,8 +19,9 @@ from asyncrl.tasks.base import Message, Row, Task
 from asyncrl.tasks.build import build_task
 from asyncrl.tasks.chat import NO_ARGUMENTS, Shown, check_template, end_token_ids, render, unseen
 from asyncrl.tasks.conversing import check_template_turns, check_turns, tool_schemas
-from asyncrl.tasks.mixture import Mixture, own_row, task_of
+from asyncrl.tasks.mixture import Mixture, mixed_row, own_row, task_of
 from asyncrl.tasks.prompt_length import PromptLimit
+from asyncrl.tasks.shares import Shares
 from asyncrl.tasks.single_turn import SingleTurn
 from asyncrl.tasks.tools import row_tools
 from asyncrl.tasks.training import RowOf, train_rows
@@ -200,19 +201,40 @@ class TaskPrompts:
 
 
 class SimulatedPrompts:
-    """For an engine without a model: the same few tokens for every ticket. Implements Prompts."""
+    """For an engine without a model: the same few tokens for every ticket. Implements Prompts.
+
+    weights: of a mixture's tasks, by name; a ticket is of the task that it would be of with a model. None: no mixture.
+    """
 
     stop_token_ids: tuple[int, ...] = ()
-    heldout_rows = 1
+
+    def __init__(self, weights: Mapping[str, float] | None = None) -> None:
+        self._names = list(weights or ())
+        self._shares = Shares(list(weights.values())) if weights else None
 
     def train(self, ordinal: int) -> Prompt:
-        return Prompt(Row(id=f"simulated-{ordinal}", prompt="(simulated)"), SIMULATED_PROMPT, SIMULATED)
+        if self._shares is None:
+            return _simulated(f"simulated-{ordinal}")
+        which, drawn = self._shares.deal(ordinal)
+        return _simulated(f"simulated-{drawn}", self._names[which])
 
     def heldout(self, index: int) -> Prompt:
-        return Prompt(Row(id=f"simulated-heldout-{index}", prompt="(simulated)"), SIMULATED_PROMPT, SIMULATED)
+        return _simulated(f"simulated-heldout-{index}", self._names[index % len(self._names)] if self._names else None)
+
+    @property
+    def heldout_rows(self) -> int:
+        return len(self._names) or 1
 
     def read(self, token_ids: list[int]) -> str:
         return f"({len(token_ids)} simulated tokens)"
+
+
+def _simulated(row_id: str, name: str | None = None) -> Prompt:
+    """`name`: of the mixture's task."""
+    row = Row(id=row_id, prompt="(simulated)")
+    if name is None:
+        return Prompt(row, SIMULATED_PROMPT, SIMULATED)
+    return Prompt(mixed_row(name, row), SIMULATED_PROMPT, name, mixed=True)
 
 
 def sampling_of(recipe: Recipe, stop_token_ids: tuple[int, ...]) -> Sampling:

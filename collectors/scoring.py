@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from hashlib import blake2b
 from typing import Protocol
 
@@ -63,14 +63,21 @@ class TaskScorer:
 
 
 class SimulatedScorer:
-    """0 or 1 by a hash of ticket and member: what a simulated completion says means nothing. Implements Scorer."""
+    """0 or 1 by a hash of ticket and member: what a simulated completion says means nothing. Implements Scorer.
+
+    scales: by task, what the reward is multiplied by (`reward_scale`), as the learner takes it to be; left out: 1.
+    """
+
+    def __init__(self, scales: Mapping[str, float] | None = None) -> None:
+        self._scales = scales or {}
 
     async def start(self) -> None:
         return None
 
     async def score(self, prompt: Prompt, completion: Completion, *, ticket: int, member: int) -> Score:
         reward = float(blake2b(f"{ticket}/{member}".encode(), digest_size=1).digest()[0] & 1)
-        return Score({"simulated": reward}, reward, "")
+        scale = self._scales.get(prompt.task, 1.0)
+        return Score({"simulated": reward}, scale * reward, "", None if scale == 1.0 else reward)
 
     async def close(self) -> None:
         return None

@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from asyncrl.config.convert import convert
@@ -65,6 +65,9 @@ def test_each_epoch_shows_every_row_that_stays_once(
 
 
 @given(rates=RATES, seed=st.integers(0, 3))
+@example(rates=dict.fromkeys(range(60), 0.0), seed=0)
+@example(rates=dict.fromkeys(range(60), 1.0), seed=0)
+@example(rates=dict.fromkeys(range(0, 60, 2), 1.0), seed=0)
 def test_an_epoch_goes_from_easy_to_hard_a_tenth_of_the_rows_at_a_time(rates: dict[int, float], seed: int) -> None:
     course = Course(60, rates, Curriculum(pass_rates="", order="easy-first"))
     mean = sum(rates.values()) / len(rates) if rates else 0.0

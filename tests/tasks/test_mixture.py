@@ -14,7 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from asyncrl.collectors.single import SinglePlayer, nothing_sampled
 from asyncrl.config.convert import convert
+from asyncrl.config.derived import derive
 from asyncrl.config.recipe import Collector, MixtureTask, Recipe, mixed_tasks
 from asyncrl.rewards.pool import VerifierError
 from asyncrl.rewards.scoring import Score
@@ -106,6 +108,20 @@ def test_the_row_of_an_ordinal_depends_on_nothing_that_was_asked_before(ordinals
     one, other = (train_rows(task, config, seed=seed) for config, task in (BUILT_IN, BUILT_IN))
     found = {ordinal: one(ordinal).id for ordinal in ordinals}
     assert {ordinal: other(ordinal).id for ordinal in sorted(ordinals, reverse=True)} == found
+
+
+def test_a_task_of_one_row_stands_beside_one_of_billions(user_module: UserModule) -> None:
+    user_module(OWN)
+    config, task = mixture(
+        {"name": "many", "weight": 1e9, "task": {"type": "reverse", "digits": [9, 9]}},
+        {"name": "one", "weight": 1e8, "task": {"type": "my_task:Own", "args": {"rows": 1}}},
+    )
+    row_of = train_rows(task, config, seed=0)
+    drawn = [row_of(ordinal).id for ordinal in range(10**12, 10**12 + 110)]
+    assert drawn.count("one/train/0") == 10
+    assert len(set(drawn)) == 100 + 1, "the one is asked again, the others are not"
+    rows = task.rows("heldout")
+    assert [rows[n].id.partition("/")[0] for n in range(4)] == ["many", "one", "many", "many"]
 
 
 def test_a_task_of_a_mixture_has_the_order_that_it_has_alone() -> None:
@@ -208,6 +224,49 @@ def test_gdpo_weighs_each_answers_parts_as_its_own_task_does() -> None:
         np.array([1.0, 0.0, 2.0, np.nan]), groups, [[("exact", 1.0)], [("exact", 0.0)], told[2], []], [a, a, b, b]
     )
     assert alone.values[:2] == pytest.approx([unit, -unit], abs=1e-3), "a part that the other task has is none of its"
+
+
+def test_room_is_kept_for_episodes_of_several_turns_if_any_task_has_them() -> None:
+    """Else a group of the one that has would be refused by the store."""
+
+    def held(*types: str) -> int:
+        tasks = [{"name": f"t{n}", "task": {"type": kind}} for n, kind in enumerate(types)]
+        recipe = convert({"task": {"type": "mixture", "tasks": tasks}, "collector": {"max_turns": 5}})
+        return derive(recipe).group_bytes
+
+    alone = derive(convert({"task": {"type": "my_task:Own"}, "collector": {"max_turns": 5}})).group_bytes
+    assert held("reverse", "my_task:Own") == alone > held("reverse", "uppercase")
+
+
+@pytest.mark.asyncio
+async def test_a_simulated_engine_has_the_mix_and_rewards_that_gdpo_takes() -> None:
+    from asyncrl.collectors.playing import task_parts
+    from asyncrl.learners.advantages import _gdpo, _task_of
+
+    tasks = [
+        {"name": "a", "weight": 2, "task": {"type": "reverse"}},
+        {"name": "b", "task": {"type": "uppercase", "reward_scale": 3.0}},
+    ]
+    recipe = convert({"task": {"type": "mixture", "tasks": tasks}, "collector": {"engine": {"type": "simulated"}}})
+    prompts, player = task_parts(recipe, None)
+    row_of = train_rows(build_task(recipe.task, seed=0), recipe.task, seed=0)
+    asked = [prompts.train(ordinal) for ordinal in range(12)]
+    assert [prompt.task for prompt in asked] == [task_of(row_of(ordinal).id) for ordinal in range(12)]
+    assert [prompts.heldout(index).task for index in range(prompts.heldout_rows)] == ["a", "b"]
+
+    assert isinstance(player, SinglePlayer)
+    members = [(ordinal, member) for ordinal in range(12) for member in range(4)]
+    answer = nothing_sampled("")
+    scores = [await player._scorer.score(asked[n], answer, ticket=n, member=m) for n, m in members]
+    assert {score.reward for score in scores} == {0.0, 1.0, 3.0}
+    assert {score.outcome for score in scores} == {0.0, 1.0}
+    found = _gdpo(
+        np.array([score.reward for score in scores]),
+        np.array([ordinal for ordinal, _ in members]),
+        [list(score.parts.items()) for score in scores],
+        [_task_of(recipe.task, asked[n].task) for n, _ in members],
+    )
+    assert found.values.any()
 
 
 def test_a_mixture_is_kept_and_read_back_as_it_is() -> None:

@@ -34,6 +34,30 @@ def test_every_beginning_has_the_mix_that_was_asked_for(weights: list[float], un
         assert abs(had[task] - until * weight / sum(weights)) <= 2 + len(weights) * until / LONGEST_PERIOD
 
 
+@settings(max_examples=40)
+@given(
+    weights=st.lists(st.floats(1e-9, 1e9) | st.integers(1, 10**9), min_size=1, max_size=6),
+    first=st.integers(0, 2**40),
+    span=st.integers(1, 500),
+)
+def test_every_stretch_of_a_run_has_the_mix_wherever_it_begins(weights: list[float], first: int, span: int) -> None:
+    shares = Shares(weights)
+    had = Counter(shares.deal(ordinal)[0] for ordinal in range(first, first + span))
+    for task, weight in enumerate(weights):
+        # Twice the two of a beginning, since a stretch is what lies between two of them.
+        assert abs(had[task] - span * weight / sum(weights)) <= 4 + len(weights) * span / LONGEST_PERIOD
+
+
+@settings(max_examples=20)
+@given(weights=WEIGHTS, ordinals=st.lists(st.integers(0, 2**40), max_size=20))
+def test_whose_turn_it_is_depends_on_the_weights_and_the_ordinal_alone(
+    weights: list[float], ordinals: list[int]
+) -> None:
+    one, other = Shares(weights), Shares([2 * weight for weight in weights])
+    found = {ordinal: one.deal(ordinal) for ordinal in ordinals}
+    assert {ordinal: other.deal(ordinal) for ordinal in sorted(ordinals, reverse=True)} == found
+
+
 def test_a_share_of_small_whole_weights_is_exact_for_ever() -> None:
     shares = Shares([0.5, 1.0, 0.25])
     for start in (0, 7 * 10**12):
