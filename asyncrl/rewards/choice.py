@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Mapping, Sequence
 from string import ascii_uppercase
 from typing import Any
@@ -17,19 +18,34 @@ AMBIGUOUS = "ambiguous"
 
 USUAL = 4  # letters, where rows do not say what the options are
 
-ANSWER = re.compile(r"(?i:\banswer(?:\s+is)?)\W*?[:=]?\s*(?P<said>[^\n]*)")
+ANSWER = re.compile(
+    r"(?<!wrong )(?<!incorrect )(?i:\banswer|答案|\bcorrect (?:option|choice|letter|one)|\bI (?:choose|pick|select))"
+    r"(?i:\s+is|是)?\W*?[:=：]?\s*(?=(?P<said>[^\n]{0,300}))"
+)
+LATEST = 20
+"""Places where an answer is announced that are looked at, from the end."""
 ONE = r"[(\[*]*[A-Z]\b[)\]*]*"
+ANOTHER = rf"\s*(?:[,;/&|]|\\\\|\band\b|\bor\b)\s*(?:and\s+|or\s+)?{ONE}|\.?\s*[-+]?\s*{ONE}(?!\s+[a-z])"  # not A dog
 ALONE = re.compile(r"(?i:option|choice)?\W*(?P<letter>[A-Za-z])\W*")
 LETTER = re.compile(r"\b[A-Z]\b")
-LIST = re.compile(rf"(?:(?i:option|choice)s?\s+)?(?P<letters>{ONE}(?:\s*(?:,|/|&|\band\b|\bor\b)\s*{ONE})*)")
+LIST = re.compile(rf"(?:(?i:option|choice)s?\s+)?(?P<letters>{ONE}(?:{ANOTHER})*)")
+LED_TO = re.compile(rf"\b(?:is|be|it's|pick|choose|option|choice|letter|either|think|but)\s+(?P<list>{LIST.pattern})")
+DENIED = re.compile(r"\b(?:not|cannot be|can't be|neither|nor|isn't)\s+(?:(?i:option|choice)\s+)?\(?[A-Z]\b\)?")
+OR_ELSE = re.compile(
+    r"\b(?:or|also|maybe|perhaps|possibly|alternatively|(?:could|might)(?: also)? be)"
+    r"(?:\W{1,3}\w+){0,2}?\W{1,3}([A-Z])\b(?!\s+[a-z'])"
+)
 MARKED = re.compile(
-    r"\(([A-Z])\)|\*\*\(?([A-Z])\)?[.:)]?\*\*|^[ \t]*([A-Z])[.:)](?=\s|$)|^[ \t]*([A-Z])[ \t]*$", re.MULTILINE
+    r"\b(?i:option|choice) ([A-Z]) is (?:the )?(?:correct|right|best)|\(([A-Z])\)|\*\*\(?([A-Z])\)?[.:)]?\*\*"
+    r"|^[ \t]*([A-Z])[.:)](?=\s|$)|^[ \t]*([A-Z])[ \t]*$",
+    re.MULTILINE,
 )
 
 
 class ChoiceAnswer:
     """1 if the one letter that the answer names is the row's. Looked for in the last box, or else behind the last
-    `answer`, or else wherever a letter is marked as one: `(B)`, `**B**`, `B.` at the start of a line. A Verifier."""
+    `answer` that any letter is behind, or else wherever a letter is marked as one: `(B)`, `**B**`, `B.` at the start of
+    a line. A Verifier."""
 
     def __init__(self, part: Choice) -> None:
         self._name = part_name(part)
@@ -89,21 +105,42 @@ def letters(text: str, options: Sequence[str]) -> set[str]:
     """
     known = dict(zip(ascii_uppercase, (folded(option) for option in options), strict=False))
     try:
-        said = boxed(text)
+        box = boxed(text)
     except Unclosed:
         return set()
-    if said is None and (behind := ANSWER.findall(text)):
-        said = behind[-1]
-    said = text if said is None else TEXT.sub(r"\1", said)
+    if box is not None:
+        text = TEXT.sub(r"\1", box)
+        if named := _said(text, known):
+            return named
+    for found in reversed(deque(ANSWER.finditer(text), maxlen=LATEST)):
+        said = TEXT.sub(r"\1", found["said"])
+        if named := _said(said, known) or _options(said, known):
+            return named
+    if (alone := ALONE.fullmatch(text)) and alone["letter"].upper() in known:
+        return {alone["letter"].upper()}
+    marked = {"".join(ways) for ways in MARKED.findall(text)}
+    return known.keys() & marked or _options((text.strip().splitlines() or [""])[-1], known)
+
+
+def _said(said: str, known: Mapping[str, str]) -> set[str]:
+    """The letters that a box, or what stands behind `answer`, begins with or leads to."""
     if (alone := ALONE.fullmatch(said)) and alone["letter"].upper() in known:
         return {alone["letter"].upper()}
     if same := {letter for letter, option in known.items() if option and option == folded(said)}:
         return same
-    first = LIST.match(said.lstrip(" *_:=#")) if said is not text else None
-    found = LETTER.findall(first["letters"]) if first else ["".join(marked) for marked in MARKED.findall(said)]
-    if named := known.keys() & set(found):
-        return named
-    line = folded((said.strip().splitlines() or [""])[-1])
+    said = DENIED.sub(" ", said).lstrip(" *_:=#>,$\"'`")
+    for first in filter(None, (LIST.match(said), LED_TO.search(said))):
+        found = LETTER.findall(first["letters"]) + OR_ELSE.findall(said, first.end("letters"))
+        if named := known.keys() & set(found):
+            return named
+    return set()
+
+
+def _options(line: str, known: Mapping[str, str]) -> set[str]:
+    """The letters of the options whose texts occur in a line, as they are: 12 is not in 12.5."""
+    line = folded(line)
     return {
-        letter for letter, option in known.items() if option and re.search(rf"(?<!\w){re.escape(option)}(?!\w)", line)
+        letter
+        for letter, option in known.items()
+        if option and re.search(rf"(?<![\w.,-])(?<!\bnot )(?<!n't ){re.escape(option)}(?![\w%]|[.,/]\d)", line)
     }

@@ -52,6 +52,40 @@ def row(answer: object, options: object = OPTIONS) -> dict[str, Any]:
         ("two cats", "B"),
         ("I count.\nThere are two cats.", "B"),
         ("a dog and two cats", "AB"),
+        # several, however they are listed: none of them is right
+        (r"\boxed{A B C D}", "ABCD"),
+        (r"\boxed{A;B}", "AB"),
+        (r"\boxed{A|B}", "AB"),
+        (r"\boxed{B or maybe C}", "BC"),
+        (r"\boxed{B (or C)}", "BC"),
+        ("Answer: A B C D", "ABCD"),
+        ("Answer: A. B. C. D.", "ABCD"),
+        ("Answer: A, B, C, and D", "ABCD"),
+        ("Answer: (A)(B)", "AB"),
+        ("Answer: A + B", "AB"),
+        ("Answer: either A or B", "AB"),
+        ("The answer is A, but could also be B", "AB"),
+        ("The answer is A and also B", "AB"),
+        # letters that are named to deny them, and words that look like letters
+        ("The answer is not A but B", "B"),
+        ("Answer: not A, B", "B"),
+        ("The answer cannot be A. It is C.", "C"),
+        ("Answer: not A", ""),
+        (r"\boxed{B. A dog}", "B"),
+        ("Answer: B - A dog is one", "B"),
+        ("Answer: I'd pick C", "C"),
+        # which answer
+        ("Answer: (B)\nThis answer is based on the text.", "B"),
+        ("Is the answer A? No. Is the answer B? Yes.", "B"),
+        ("The answer is B. A common wrong answer is A.", "B"),
+        ("<answer>B</answer>", "B"),
+        ("**Answer**\n\n**B**", "B"),
+        (r"Answer: $\mathbf{B}$", "B"),
+        (r"\boxed{\text{The answer is B}}", "B"),
+        ("The correct option is C", "C"),
+        ("I choose C", "C"),
+        ("Option B is correct", "B"),
+        ("答案：B", "B"),
         ("I have no idea", ""),
         ("I think so", ""),
         ("", ""),
@@ -60,6 +94,24 @@ def row(answer: object, options: object = OPTIONS) -> dict[str, Any]:
 )
 def test_the_letter_that_an_answer_names(text: str, named: str) -> None:
     assert letters(text, OPTIONS) == set(named)
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("It is 12", "A"),
+        ("It is 12.", "A"),
+        ("It is 12.5", ""),
+        ("It is -12", ""),
+        ("It is 1,412", ""),
+        ("It is 12%", ""),
+        ("It is 120", "B"),
+        ("It is not 12, it is 120", "B"),
+        (r"\boxed{12 \text{ or } 120}", "AB"),
+    ],
+)
+def test_an_option_that_is_a_number_is_in_no_other_number(text: str, named: str) -> None:
+    assert letters(text, ["12", "120"]) == set(named)
 
 
 def test_one_letter_is_compared_several_are_ambiguous_and_none_is_no_answer() -> None:
