@@ -182,6 +182,10 @@ class Peer:
             match reply:
                 case ["value", result, list(changed)]:
                     return result, changed
+                case ["raised", "StopIteration", str(text)] if message[0] == "call":
+                    # Of a function that `map` calls it would end the loop, and with it all that is tested there.
+                    self.raised = Foreign(f"StopIteration: {text}".rstrip(": "))
+                    raise self.raised
                 case ["raised", str(kind), str(text)]:
                     self.raised = _exception(kind, text)
                     raise self.raised
@@ -377,7 +381,8 @@ def _exception(kind: str, text: str) -> Exception:
 
 def _become(argument: Any, state: Any) -> None:
     """Give an argument of a call the content that the function left it with."""
-    if type(argument) is not type(state):
+    kind = type(state)
+    if kind not in CHANGED or not isinstance(argument, kind):  # what is a defaultdict arrives as a dict
         raise Gone("an argument became another type")
     if isinstance(argument, list | bytearray):
         argument[:] = state

@@ -182,6 +182,10 @@ class Point:
 class Odd(ValueError): pass
 def sort(items): items.sort()
 def forget(known): known.clear()
+def stop(n): raise StopIteration
+class Empty:
+    def __iter__(self): return self
+    def __next__(self): raise StopIteration
 def rotate(queue, *, by): queue.rotate(by)
 class Card:
     def __init__(self): self._number, self._peer = 7, 8
@@ -221,6 +225,7 @@ def deep(n):
         "items = [3, 1, 2]\nsort(items)\nassert items == [1, 2, 3]",
         "known = {1: 2}\nforget(known)\nassert known == {}",
         "items = [3, 1, 2]\nsort(items=items)\nassert items == [1, 2, 3]",
+        "from collections import defaultdict\nd = defaultdict(int, a=1)\nforget(d)\nassert d == {} and d[0] == 0",
         "from collections import deque\nq = deque([1, 2, 3], 3)\nrotate(q, by=1)\nassert q == deque([3, 1, 2])",
         "assert one() is one() and one() is not Card() and (Card()._number, Card()._peer) == (7, 8)",
         "import copy\np = Point(1)\nq, r = copy.copy(p), copy.deepcopy([p])[0]\np.x = 2\nassert q.x == r.x == 1",
@@ -236,6 +241,8 @@ def deep(n):
         "try:\n    apply(refuse, 5)\n    assert False\nexcept ValueError as error: assert str(error) == '5 is odd'",
         "try:\n    apply(lambda: 1 / 0)\n    assert False\nexcept ZeroDivisionError: pass",
         "try:\n    leave(0)\n    assert False\nexcept Exception as error:\n    assert 'SystemExit' in str(error)",
+        "try:\n    all(map(stop, [1, 2]))\n    assert False\nexcept Exception as error:\n    assert 'StopIteration' in str(error)",
+        "try:\n    next(iter(count(1)))\n    next(Empty())\n    assert False\nexcept StopIteration: pass",
         "try:\n    deep(100_000)\n    assert False\nexcept RecursionError: pass",
     ],
 )

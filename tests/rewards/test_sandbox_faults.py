@@ -351,6 +351,24 @@ def test_nothing_of_earlier_programs_is_in_the_memory_of_later_ones(sandboxes: C
     assert sandbox.run(source, patterns, limit_s=LIMIT_S).stdout == "False True\n"
 
 
+def test_what_is_expected_is_not_read_through_another_process(sandboxes: Callable[[str], Sandbox]) -> None:
+    """What a process has open has a name in /proc, of files without a place too, which Landlock does not know. Whose
+    process it is, it knows."""
+    source = (
+        "import json, os\n"
+        "def f():\n"
+        "    own = os.getpid()\n"
+        f"    for pid in ({os.getpid()}, os.getppid(), *range(own + 1, own + 9)):\n"
+        "        for n in range(300):\n"
+        "            try: content = os.pread(os.open(f'/proc/{pid}/fd/{n}', os.O_RDONLY | os.O_NONBLOCK), 9999, 0)\n"
+        "            except OSError: continue\n"
+        "            if content.startswith(b'[[\"call\", '): return json.loads(content)[0][2]\n"
+    )
+    tests = [["call", "f()", "what is expected"]]
+    found = [sandboxes(wall).test(source, tests, limit_s=LIMIT_S, total_s=LIMIT_S).records[1] for wall in ("", "files")]
+    assert (found[0][0], found[1]) == ("wrong_output", ("", ""))
+
+
 def test_no_descriptor_is_inherited(run: RunSource) -> None:
     source = (
         "import os\n"
