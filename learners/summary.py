@@ -23,7 +23,7 @@ def summarise(
     run_dir: Path, *, weights: Weights, lineages: Lineages, seconds: float, stats: Stats, stopped: bool
 ) -> dict[str, Any]:
     """The summary of a run that ends with `weights`. Steps and evaluations of rewound branches do not count; those
-    before a resume do. seconds: of this learner. stats: the buffer's last."""
+    before a resume do. seconds: of this learner, as are `steps_now` and `tokens_now`. stats: the buffer's last."""
     records = read_metrics(run_dir / "metrics.jsonl")
     steps = surviving_steps(records)
     evaluations = {
@@ -36,6 +36,7 @@ def summarise(
         first, last = min(evaluations, key=lambda w: w.version), max(evaluations, key=lambda w: w.version)
         before = evaluations[first] if first.version < weights.version else None
         after = evaluations[last] if last.version == weights.version else None
+    now = [step for step in steps if step["lineage"] == weights.lineage]
     waited = wait_share(steps)
     price = Price(
         waited=waited,
@@ -49,7 +50,9 @@ def summarise(
     return {
         "steps": weights.version,
         "seconds": seconds,
+        "steps_now": len(now),
         "tokens": steps[-1]["tokens_total"] if steps else 0,
+        "tokens_now": sum(step["tokens"] for step in now),
         **reward_ends([step["reward/mean"] for step in steps]),
         "success_before": before["success"] if before else None,
         "success_after": after["success"] if after else None,

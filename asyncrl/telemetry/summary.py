@@ -35,12 +35,15 @@ def render(summary: Mapping[str, Any], *, terminal: bool, file: TextIO) -> None:
 def summary_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     """The eleven lines, as (name, value)."""
     seconds, tokens = summary.get("seconds"), summary.get("tokens")
-    per_second = tokens / seconds if tokens is not None and seconds else None
+    steps, now = summary.get("steps", "-"), summary.get("steps_now")
+    timed = summary.get("tokens_now", tokens)  # of a run that went on: what its last learner did in these seconds
+    per_second = timed / seconds if timed is not None and seconds else None
     ended = "stopped early, resume with --resume" if summary.get("stopped") else "finished"
+    since = f", {now} of them since it went on," if now not in (None, steps) else ""
     return [
         (
             "run",
-            f"{ended}: {summary.get('steps', '-')} steps in {text.duration(seconds)}; "
+            f"{ended}: {steps} steps{since} in {text.duration(seconds)}; "
             f"the learner waited {text.percent(summary.get('learner_wait_share'))} of it",
         ),
         (

@@ -158,6 +158,9 @@ async def test_stopping_checkpoints_and_a_resumed_run_goes_on_from_there(
             stop=asyncio.Event(),
         )
         await collecting
+    whole = json.loads((tmp_path / "summary.json").read_text())
+    assert (whole["steps"], whole["steps_now"]) == (5, 5 - summary["steps"])
+    assert whole["tokens_now"] == whole["tokens"] - summary["tokens"] > 0  # those of its `seconds`
     records = read_metrics(tmp_path / "metrics.jsonl")
     assert [step["step"] for step in surviving_steps(records)] == [1, 2, 3, 4, 5]
     assert [record["lineage"] for record in records if record.get("event") == "start"] == [1, 2]

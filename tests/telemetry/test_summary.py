@@ -120,6 +120,14 @@ def test_where_the_cause_of_failures_is_said_stands_beside_them(
     assert dict(summary_rows({"lost": lost, "logs": logs}))["lost"].endswith(shown)
 
 
+def test_a_run_that_went_on_is_as_fast_as_its_last_learner_was() -> None:
+    rows = dict(summary_rows({**SUMMARY, "steps_now": 10, "seconds": 10.0, "tokens_now": 20000}))
+    assert rows["run"].startswith("finished: 60 steps, 10 of them since it went on, in 0:10;")
+    assert rows["tokens"] == "123,456 trained, 2.0k a second"
+    whole = dict(summary_rows({**SUMMARY, "steps_now": 60, "seconds": 10.0, "tokens_now": 123456}))
+    assert whole["run"].startswith("finished: 60 steps in 0:10;")
+
+
 def test_prompts_are_kept_to_one_line_each() -> None:
     (row,) = prompt_rows([{"prompt": "a\nb", "before": "x" * 100, "after": None, "expected": ""}])
     assert row == (r"'a\nb'", "'" + "x" * 44 + "...", "-", "''")
