@@ -49,6 +49,9 @@ REFUSALS = (400, 413, 422)
 SHOWN = 200
 """Characters of the end of a reply that are shown: there it says what it thinks."""
 
+AWAY_S = 5.0
+"""Between two looks whether a server that is gone is there again."""
+
 Chat = list[dict[str, str]]
 
 
@@ -73,6 +76,7 @@ class JudgePart:
         self._cache: ReplyCache | None = None
         self._cache_lock = asyncio.Lock()
         self._places = asyncio.Semaphore(part.at_once)  # freed by calls, each of which has its limit
+        self._started = False
         self._silent = False  # to the last question nothing came back
         self._pace = Pace(part.requests_per_minute)
         self._budget = Budget(self._name, part.max_calls, part.max_total_tokens)
@@ -121,6 +125,7 @@ class JudgePart:
                 f"the judge {self._name!r} has max_total_tokens {part.max_total_tokens}, but its server at {part.url} "
                 "does not say how many tokens it used. Limit max_calls instead"
             )
+        self._started = True
 
     async def verify(self, row: Mapping[str, Any], answer: Mapping[str, Any]) -> Finding:
         """See Remote. Raises Unscored, BudgetSpent."""
@@ -179,13 +184,11 @@ class JudgePart:
         async with self._places:
             await self._pace.turn()
             self._budget.call()
-            # To a server that is silent each question goes once: as many wait behind it as there are answers in work.
-            client = self._client.with_options(max_retries=0) if self._silent else self._client
             limit_s = self._part.timeout_s if self._silent else self._part.longest_s
             try:
                 # One that sends a byte now and then is never late by the client's own limit.
                 async with asyncio.timeout(limit_s):
-                    completion: Any = await client.chat.completions.create(**self._request(chat))
+                    completion: Any = await self._completion(self._client, chat)
                 self._silent = False
             except TimeoutError:
                 self._silent = True
@@ -207,6 +210,23 @@ class JudgePart:
             return _reply(completion, tokens)
         except Unscored as error:
             raise Unscored(error.failure, self._without_key(error.detail)) from None
+
+    async def _completion(self, client: AsyncOpenAI, chat: Chat) -> Any:
+        """What comes back. A server that was there and is gone, as one that is started anew, is waited for. Raises what
+        the client raises."""
+        import httpx
+        import openai
+
+        # To a server that is silent each question goes once: as many wait behind it as there are answers in work.
+        client = client.with_options(max_retries=0) if self._silent else client
+        while True:
+            try:
+                return await client.chat.completions.create(**self._request(chat))
+            except openai.APIConnectionError as error:
+                if self._silent or not self._started or not isinstance(error.__cause__, httpx.ConnectError):
+                    raise
+            await asyncio.sleep(AWAY_S)
+            await self._pace.turn()
 
     def _without_key(self, text: str) -> str:
         """Some servers say which key they refused."""

@@ -98,7 +98,7 @@ async def test_one_that_hangs_or_is_gone_is_unavailable() -> None:
         assert error.failure == "judge_unavailable"
         assert "timed out" in error.detail.lower() or "no reply within" in error.detail
     async with serving(lambda *_: "7") as server:
-        judge = JudgePart(Judge(url=server.url, model="m", retries=0))
+        judge = JudgePart(Judge(url=server.url, model="m", retries=0, timeout_s=2.0))
         await asyncio.wait_for(judge.start(), LIMIT_S)
     assert (await unscored(judge)).failure == "judge_unavailable"
     await judge.close()

@@ -96,6 +96,30 @@ async def test_requests_that_are_made_again_keep_the_pace() -> None:
     assert arrived[-1] - arrived[0] >= 0.2 * (len(arrived) - 2)
 
 
+async def test_a_server_that_is_started_anew_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a judge that is away for some seconds would end the run, with as many answers lost as come meanwhile."""
+    monkeypatch.setattr("asyncrl.rewards.judge.AWAY_S", 0.05)
+    async with serving(lambda *_: "7") as first:
+        judge = JudgePart(Judge(url=first.url, model="m", retries=0, timeout_s=25.0))
+        await asyncio.wait_for(judge.start(), LIMIT_S)
+    asking = [asyncio.create_task(verdict(judge, text)) for text in "ab"]
+    await asyncio.sleep(0.5)
+    assert not any(task.done() for task in asking)
+    async with serving(lambda *_: "7", port=first.port):
+        assert [(await task).parts["judge"] > 0.6 for task in asking] == [True, True]
+    await judge.close()
+
+
+async def test_one_that_stays_away_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("asyncrl.rewards.judge.AWAY_S", 0.05)
+    async with serving(lambda *_: "7") as server:
+        judge = JudgePart(Judge(url=server.url, model="m", retries=0, timeout_s=1.0))
+        await asyncio.wait_for(judge.start(), LIMIT_S)
+    assert "no reply within 1 s" in (await unscored(judge)).detail
+    assert "ConnectError" in (await unscored(judge)).detail, "at once: as many wait behind it as there are answers"
+    await judge.close()
+
+
 @pytest.mark.parametrize("key", ["sk-1\n", "sk-1\r", '"sk 1"', "sk-\N{EN DASH}1"])
 async def test_a_key_that_cannot_be_one_is_told_without_it(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JUDGE_KEY", key)
