@@ -1,12 +1,15 @@
 """`errands`: a request in words, answered by one tool call. Procedural, and small enough for a model that reads bytes.
 
     pay 12           {"name":"pay","arguments":{"amount":12}}
-    weather on sun   {"name":"weather","arguments":{"day":"sun"}}
+    weather on 14    {"name":"weather","arguments":{"day":14}}
     pay 250          {"name":"refuse","arguments":{"reason":"limit"}}     more than may be paid
     pay ann          {"name":"refuse","arguments":{"reason":"unclear"}}   nobody said how much
 
 What a request wants is one of these four kinds. The requests of a kind have an order that nothing changes, and its
 first ones are held out: no held-out request is ever trained, whatever the seed.
+
+What is to be copied is a number, a day too: the built-in model's warm start copies digits, and no other text. With days
+of the week it learnt the requests by heart and 0.2 to 0.4 of the held-out ones.
 
 `python -m asyncrl.tasks.errands > demonstrations.jsonl` writes conversations for `asyncrl sft`.
 """
@@ -29,7 +32,7 @@ HELDOUT = 20  # rounds of requests
 LIMIT = 99
 """The most that may be paid. A schema cannot say it: what is allowed is the policy's affair, not the tool's."""
 
-DAYS = ["mon", "tue", "wed", "thu", "fri", "sat", "sun"]
+LAST_DAY = 31
 
 # --- the tools --------------------------------------------------------------------------------------------------------
 
@@ -38,7 +41,7 @@ def pay(amount: int) -> str:
     return f"paid {amount}"
 
 
-def weather(day: str) -> str:
+def weather(day: int) -> str:
     return f"rain on {day}"
 
 
@@ -63,7 +66,7 @@ def _tool(name: str, **properties: Mapping[str, Any]) -> dict[str, Any]:
 
 TOOLS = [
     _tool("pay", amount={"type": "integer", "minimum": 1}),
-    _tool("weather", day={"enum": DAYS}),
+    _tool("weather", day={"type": "integer", "minimum": 1, "maximum": LAST_DAY}),
     _tool("refuse", reason={"enum": ["limit", "unclear"]}),
 ]
 """What a row shows of them."""
@@ -104,7 +107,7 @@ def _call(name: str, **arguments: Any) -> dict[str, Any]:
 PAYING = ("pay {}", "please pay {}", "pay {} now", "i owe {}")
 PAY = Kind("pay", PAYING, range(1, LIMIT + 1), lambda amount: _call("pay", amount=amount))
 ASKING = ("weather on {}", "how is {}", "rain on {}", "{} weather", "is it hot on {}", "will {} be fine", "snow on {}")
-WEATHER = Kind("weather", ASKING, DAYS, lambda day: _call("weather", day=day))
+WEATHER = Kind("weather", ASKING, range(1, LAST_DAY + 1), lambda day: _call("weather", day=day))
 OVER = Kind("over", PAYING, range(LIMIT + 1, 1000), lambda amount: _call("refuse", reason="limit"))
 VAGUE = (*PAYING, "pay {} some")
 UNCLEAR = Kind("unclear", VAGUE, NAMES, lambda name: _call("refuse", reason="unclear"))
