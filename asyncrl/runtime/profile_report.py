@@ -15,7 +15,7 @@ A report is JSON, without NaN; a number that nothing was known of is None:
      "unscored", "failures": {class: answers}, "details": {failure: that of the first}
      "tokens":      {"mean", "p50", "p95", "max"} of an answer; "truncated": share that ran out of tokens
      "repetition":  mean share of an answer's grams of four words that it had before
-     "verifier_s":  {"mean", "p95", "max"} of one answer, seconds
+     "verifier_s":  {"mean", "p95", "max"} of one answer, seconds; without those whose verifier was killed
      "speed":       {"seconds", "tokens_per_s", "scoring_share", "steps_per_hour", "assumed"}}
 """
 
@@ -68,6 +68,7 @@ def report(answers: Answers, setting: Setting, *, seconds: float) -> dict[str, A
     passes = [float(np.mean(np.array(group) > setting.pass_above)) for group in groups]
     played = [answer for answer in answers if answer["tokens"]]
     tokens = np.array([answer["tokens"] for answer in played], np.float64)
+    verified = np.array([answer["verifier_s"] for answer in played if answer["verifier_s"] is not None], np.float64)
     gradient = _mean([different(group, setting.group_size) for group in groups])
     return {
         "prompts": len(by_prompt(answers)),
@@ -88,8 +89,8 @@ def report(answers: Answers, setting: Setting, *, seconds: float) -> dict[str, A
         "tokens": _spread(tokens, ("mean", "p50", "p95", "max")),
         "truncated": _mean([float(answer["finish_reason"] == "length") for answer in played]),
         "repetition": _mean([share for answer in played if (share := repetition(answer["answer"])) is not None]),
-        "verifier_s": _spread(np.array([answer["verifier_s"] for answer in played]), ("mean", "p95", "max")),
-        "speed": _speed(played, setting, seconds=seconds, gradient=gradient),
+        "verifier_s": _spread(verified, ("mean", "p95", "max")),
+        "speed": _speed(played, setting, seconds=seconds, scoring=float(verified.sum()), gradient=gradient),
     }
 
 
@@ -161,11 +162,13 @@ def _parts(scored: Answers, declared: Mapping[str, Declared], prefix: str = "") 
     }
 
 
-def _speed(played: Answers, setting: Setting, *, seconds: float, gradient: float | None) -> dict[str, Any]:
-    """Tokens a second as they were sampled here, and what that gives of steps if nothing else takes time."""
+def _speed(
+    played: Answers, setting: Setting, *, seconds: float, scoring: float, gradient: float | None
+) -> dict[str, Any]:
+    """Tokens a second as they were sampled here, and what that gives of steps if nothing else takes time. scoring:
+    seconds of all verifiers."""
     tokens = sum(answer["tokens"] for answer in played)
     per_s = tokens / seconds if seconds > 0 and tokens else None
-    scoring = sum(answer["verifier_s"] for answer in played) / setting.score_workers
     groups: float | None = setting.groups_per_step
     assumed = f"a step takes {setting.groups_per_step} groups of {setting.group_size} answers as long as these"
     if setting.fresh_only:
@@ -177,7 +180,7 @@ def _speed(played: Answers, setting: Setting, *, seconds: float, gradient: float
     return {
         "seconds": seconds,
         "tokens_per_s": per_s,
-        "scoring_share": scoring / seconds if seconds > 0 else None,
+        "scoring_share": scoring / setting.score_workers / seconds if seconds > 0 else None,
         "steps_per_hour": steps,
         "assumed": f"{assumed}, sampled by one collector at this speed, and the learner is never waited for",
     }

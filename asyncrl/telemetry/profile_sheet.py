@@ -35,8 +35,25 @@ _CHANGED = re.compile(r"(?!(0|[1-9][0-9]{0,14})$)[0-9.,(]")
 """What a spreadsheet may take for a number or a date, and show as another: 007, 1/2, 3-4, 1e5, integers beyond 15
 digits. Other whole numbers stay what they are."""
 
-RIGHT = ("right", "r", "yes", "y", "true", "correct", "1")
-WRONG = ("wrong", "w", "no", "n", "false", "incorrect", "0")
+RIGHT = (
+    "right",
+    "r",
+    "yes",
+    "y",
+    "true",
+    "correct",
+    "1",
+    "✓",
+    "✔",
+    "☑",
+    "wahr",
+    "vrai",
+    "vero",
+    "verdadero",
+    "verdadeiro",
+)
+WRONG = ("wrong", "w", "no", "n", "false", "incorrect", "0", "✗", "✘", "☒", "falsch", "faux", "falso")
+"""The last ones are what spreadsheets of other languages make of TRUE and FALSE."""
 
 _NUMBER = re.compile(r"[1-9][0-9]{0,8}")
 
@@ -138,10 +155,12 @@ def _rows(path: Path) -> Iterator[tuple[int, str, str]]:
             break
     else:
         raise SheetError(f"{path}, row 1: no columns {' and '.join(wanted)}; keep the first row as it was written")
+    if twice := [name for name in wanted if names.count(name) > 1]:
+        raise SheetError(f"{path}, row 1: there are {names.count(twice[0])} columns {twice[0]}; keep one of them")
     places = [names.index(name) for name in wanted]
     limit = csv.field_size_limit(LARGEST_CELL)  # of the module, for everybody
     try:
-        for row, cells in enumerate(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter), 1):
+        for row, cells in enumerate(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True), 1):
             if row > 1 and any(map(str.strip, cells)):
                 identity, judgement = (cells[at].strip() if at < len(cells) else "" for at in places)
                 yield row, identity, judgement

@@ -161,6 +161,20 @@ def test_a_verifier_that_fails_comes_first_and_leaves_no_number(cli, tmp_path, r
     assert "ZeroDivisionError" in found["verdict"]["reasons"][0]["text"]
 
 
+SLOW = TASK.replace("right = sum", "exec('while sum(answer.token_ids) % 2: pass')\n        right = sum")
+
+
+def test_a_verifier_that_has_to_be_killed_is_what_the_profile_says(cli, tmp_path, recipe):
+    (tmp_path / "slow.py").write_text(SLOW)
+    settings = ("--set", "task.type=slow:Even", "--set", "collector.score_timeout_s=0.3")
+    done = cli("profile", recipe, *settings, "--outputs", "8", "--per-prompt", "4", "--out", "out")
+    assert done.returncode == 0, done.stderr
+    found = document(tmp_path / "out")
+    assert found["verdict"]["verdict"] == "verifier first"
+    assert list(found["report"]["failures"]) == ["verifier_timeout"]
+    assert sum(answer["verifier_s"] is None for answer in found["answers"]) == found["report"]["unscored"] > 0
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

@@ -57,6 +57,16 @@ def test_an_answer_passes_above_the_bound_and_not_at_it(entry, setting):
     assert (found["passed"], found["reward"]["best"]) == (1, 0.5)
 
 
+def test_a_verifier_that_was_killed_has_no_time(entry, setting):
+    answers = [entry("a", 1.0), entry("a", None, parts={}, failure="verifier_timeout", verifier_s=None)]
+    found = report(answers, setting(), seconds=1.0)
+    assert found["verifier_s"] == {"mean": 0.001, "p95": 0.001, "max": 0.001}
+    assert found["speed"]["scoring_share"] == 0.001
+    killed = report(answers[1:], setting(), seconds=1.0)
+    json.dumps(killed, allow_nan=False)
+    assert killed["verifier_s"] == {"mean": None, "p95": None, "max": None}
+
+
 def test_without_any_score_there_are_no_numbers_and_no_nan(entry, setting):
     answers = [entry("a", None, parts={}, tokens=0, answer="", finish_reason="")]
     found = report(answers, setting(fresh_only=True), seconds=0.0)

@@ -118,6 +118,11 @@ def test_a_sheet_is_read_however_a_spreadsheet_saved_it(written, save):
     assert marks(written(["1", "0", "", "no"], save=save), "bcdfgh", 4, pass_above=0.0) == {1: True, 2: False, 4: False}
 
 
+@pytest.mark.parametrize(("yes", "no"), [("✓", "✗"), ("TRUE", "FALSE"), ("WAHR", "FALSCH"), ("right\u00a0", "\tN")])
+def test_a_mark_may_be_what_people_and_spreadsheets_make_of_right_and_wrong(written, yes, no):
+    assert marks(written([yes, no, "", ""]), "bcdfgh", 4, pass_above=0.0) == {1: True, 2: False}
+
+
 @pytest.mark.parametrize(
     ("judgement", "right"), [("0.5", False), ("0,75", True), ("2", True), ("-1", False), ("1", True)]
 )
@@ -139,6 +144,7 @@ def test_a_number_is_the_reward_that_the_answer_should_have_had(written, judgeme
         (lambda rows: rows[2].__setitem__(0, "bcdfgh-1"), "row 3: bcdfgh-1 is there twice"),
         (lambda rows: rows[0].__setitem__(4, "mark"), "row 1: no columns id and judgement"),
         (lambda rows: [row.__setitem__(4, "") for row in rows[1:]], "no answer is judged"),
+        (lambda rows: [row.append("judgement") for row in rows], "row 1: there are 2 columns judgement"),
         (lambda rows: rows.clear(), "row 1: no columns id and judgement"),
         (lambda rows: rows[2].__setitem__(1, "x" * 200_000), "field larger than field limit"),
     ],
@@ -154,6 +160,14 @@ def test_what_cannot_be_read_is_named_with_its_row(written, change, said):
     assert str(error.value).startswith(str(path))
     assert said in str(error.value)
     assert len(str(error.value)) < len(str(path)) + 300
+
+
+def test_a_quote_that_is_never_closed_swallows_no_marks_in_silence(written):
+    def save(rows):
+        return saved(rows).replace(b"bcdfgh-2,", b'bcdfgh-2,"', 1)
+
+    with pytest.raises(SheetError, match="keep the cells as they were written"):
+        marks(written(["right", "right", "right", "right"], save=save), "bcdfgh", 4, pass_above=0.0)
 
 
 @pytest.mark.parametrize("data", [b"PK\x03\x04...", "id;judgement".encode("utf-16")])
