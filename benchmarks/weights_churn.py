@@ -37,6 +37,7 @@ from asyncrl.buffers.server import EmbeddedServer
 from asyncrl.buffers.store import Store, open_store
 from asyncrl.config import recipe as recipes
 from asyncrl.config.identity import recipe_hash
+from asyncrl.config.weights import WeightsConfig
 from asyncrl.learners.outlet import Outlet
 from asyncrl.schema import max_group_bytes
 from asyncrl.staleness import Weights
@@ -335,7 +336,7 @@ def _recipe(setting: Setting, url: Path) -> recipes.Recipe:
         buffer=recipes.Buffer(max_trajectory_age=setting.publications),
         collector=recipes.Collector(engine=recipes.SimulatedEngine(), group_size=1),
         learner=recipes.Learner(groups_per_step=1),
-        weights=recipes.WeightsConfig(
+        weights=WeightsConfig(
             transport=setting.transport,
             url=str(url) if setting.transport == "file" else None,
             deadline_s=DEADLINE_S,

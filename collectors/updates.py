@@ -31,7 +31,7 @@ from asyncrl.collectors.course import Course, offer_of, shown_offers
 from asyncrl.collectors.engines.base import Engine, EngineError, KvMode
 from asyncrl.collectors.fetching import Fetcher
 from asyncrl.collectors.fleet import Fleet, Host
-from asyncrl.config.recipe import WeightsConfig
+from asyncrl.config.weights import WeightsConfig
 from asyncrl.staleness import Lineages, Weights
 from asyncrl.weights.base import StagedWeights, WeightsError, WeightsGone
 from asyncrl.weights.reach import Place, choose

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from asyncrl.buffers.base import MemberStats
-from asyncrl.config.recipe import WeightsConfig
+from asyncrl.config.weights import WeightsConfig
 from asyncrl.staleness import Weights
 from asyncrl.weights.base import Late, Recipient, Transport, WeightsPhase
 from asyncrl.weights.reach import Place, choose

@@ -90,7 +90,7 @@ def _smoke(recipe: Recipe, whole: Recipe, folder: Path, placement: Placement) ->
 
 
 def _dry_run(loaded: Loaded, url: str | None, *, resume: bool) -> int:
-    from asyncrl.config.checks import missing_files
+    from asyncrl.config.file_checks import missing_files
     from asyncrl.config.resolved import resolved_yaml
     from asyncrl.runtime import data_report
     from asyncrl.runtime.planner import DoesNotFit

@@ -1,13 +1,9 @@
-"""Rules that cross fields, and what a recipe points at. All cheap; all before anything heavy starts."""
+"""Rules that cross fields. All cheap; all before anything heavy starts."""
 
 from __future__ import annotations
 
-import glob
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
-from pathlib import Path
 from urllib.parse import urlsplit
 
 from asyncrl.config.agent_checks import check_agent
@@ -30,14 +26,11 @@ from asyncrl.config.recipe import (
     ReverseTask,
     SamplingConfig,
     SingleTask,
-    SingleTurnTask,
-    TransformersEngine,
-    WeightsConfig,
     tasks_by_key,
 )
 from asyncrl.config.reward_checks import check_rewards
-from asyncrl.config.secrets import masked
 from asyncrl.config.sizes import size_bytes, size_text
+from asyncrl.config.weights_checks import check_weights
 
 MOST_TOP_K = 4096
 """Ids stored with a token, of four bytes each, where all else of it takes thirteen."""
@@ -65,59 +58,8 @@ def check(recipe: Recipe) -> None:
     check_devices(recipe)
     check_objective(recipe)
     check_rewards(recipe)
-    _check_weights(recipe.weights)
-    _check_adapter(recipe)
+    check_weights(recipe)
     _check_times(recipe)
-
-
-def check_files(recipe: Recipe) -> None:
-    """Raise RecipeError where the recipe names a data file, model folder or interface that is not on this machine."""
-    for missing in missing_files(recipe):
-        raise missing
-
-
-def missing_files(recipe: Recipe) -> Iterator[RecipeError]:
-    """What `check_files` raises, one after the other."""
-    checks: list[Callable[[], None]] = []
-    for key, task in tasks_by_key(recipe.task).items():
-        if isinstance(task, SingleTurnTask | AgentTask):
-            named = ((name, getattr(task.data, name)) for name in ("train", "heldout"))
-            checks += [partial(check_data_file, f"{key}.data.{name}", path) for name, path in named if path is not None]
-        if task.curriculum is not None:
-            checks.append(partial(_check_pass_rates, f"{key}.curriculum.pass_rates", task.curriculum.pass_rates))
-    checks += [partial(check_model_folder, recipe.model), partial(_check_interface, recipe.weights)]
-    for check_one in checks:
-        try:
-            check_one()
-        except RecipeError as error:
-            yield error
-
-
-def check_data_file(key: str, given: str | Sequence[str]) -> None:
-    """Raise RecipeError if this machine does not have a file, or one that fits the pattern, or a folder that `key`
-    names."""
-    for path in [given] if isinstance(given, str) else given:
-        own = Path(path).expanduser()
-        if not (path and (own.exists() or next(glob.iglob(str(own), recursive=True), None))):
-            raise RecipeError(
-                f"{key} is {quoted(path)}; there is no such file. Paths are taken from the working folder, {Path.cwd()}"
-            )
-
-
-def _check_pass_rates(key: str, path: str) -> None:
-    """The folder of a run will do too."""
-    if not Path(path).expanduser().is_dir():
-        check_data_file(key, path)
-
-
-def check_model_folder(model: Model) -> None:
-    """Raise RecipeError if model.path is a folder's, and there is no such folder."""
-    path = model.path
-    if path.startswith((".", "/", "~")) and not Path(path).expanduser().is_dir():
-        raise RecipeError(
-            f"model.path is {quoted(path)}; there is no such folder. Write builtin:tiny, a folder, or a Hugging Face "
-            "id such as Qwen/Qwen3-0.6B"
-        )
 
 
 def check_processes(recipe: Recipe) -> None:
@@ -335,68 +277,6 @@ def _check_checkpoints(recipe: Recipe) -> None:
         raise RecipeError(
             f"learner.checkpoint.keep_every is {saved.keep_every}, but only multiples of "
             f"learner.checkpoint.every_steps {saved.every_steps} have a checkpoint. Make it one of them"
-        )
-
-
-def _check_weights(weights: WeightsConfig) -> None:
-    transport, fallback = weights.transport, weights.fallback
-    if transport in ("file", "delta") and weights.url is None:
-        raise RecipeError(
-            f"weights.transport is {transport}, but weights.url does not say where: write a folder that the hosts of "
-            "learner and collectors see, such as /nfs/asyncrl/weights, or a URL that fsspec knows, such as s3://bucket/"
-        )
-    if transport not in ("file", "delta") and weights.url is not None:
-        raise RecipeError(
-            f"weights.url is {quoted(weights.url)}, but weights.transport {transport} does not use it. Write "
-            "weights.transport: file (or delta), or give it as weights.fallback: {transport: file, url: ...}"
-        )
-    if fallback is not None and transport == fallback.transport:
-        raise RecipeError(
-            "weights.fallback is the transport that it should stand in for (weights.transport file). Leave it out"
-        )
-    for key, url in (("weights.url", weights.url), ("weights.fallback.url", fallback and fallback.url)):
-        if url is not None and masked(url) != url:
-            raise RecipeError(
-                f"{key} is {quoted(masked(url))}; it goes to the store, where others read it. Give the storage's "
-                "package its password through the environment or its own configuration, on every host"
-            )
-    if fallback is not None and weights.url == fallback.url:
-        raise RecipeError(
-            f"weights.url and weights.fallback.url are both {quoted(fallback.url)}. Give each a place of its own"
-        )
-    if transport == "delta" and weights.verify_every > 1:
-        raise RecipeError(
-            f"weights.verify_every is {weights.verify_every}, but weights.transport delta rebuilds each version from "
-            "others, which nothing but its checksums can prove. Use 1"
-        )
-
-
-def _check_adapter(recipe: Recipe) -> None:
-    engine = recipe.collector.engine
-    if recipe.weights.lora == "merged":
-        return
-    if recipe.model.lora is None:
-        raise RecipeError(
-            "weights.lora is adapter, but model.lora is null: all weights are trained, there is no adapter to send. "
-            "Write model.lora: {r: 16}, or leave weights.lora out"
-        )
-    if not isinstance(engine, TransformersEngine):
-        raise RecipeError(
-            f"weights.lora is adapter, but collector.engine.type {engine.type} keeps no base model to add it to in the "
-            "way the learner does. Leave weights.lora out: merged weights are served by every engine"
-        )
-
-
-def _check_interface(weights: WeightsConfig) -> None:
-    if weights.interface is None:
-        return
-    import psutil  # here: nobody else needs it to read a recipe
-
-    found = sorted(psutil.net_if_addrs())  # type: ignore[no-untyped-call]
-    if weights.interface not in found:
-        raise RecipeError(
-            f"weights.interface is {quoted(weights.interface)}; the learner's host has no such network interface. It "
-            f"has {', '.join(found)}"
         )
 
 

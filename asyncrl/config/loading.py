@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from asyncrl.config import sft
-from asyncrl.config.checks import check, check_files, check_processes
+from asyncrl.config.checks import check, check_processes
 from asyncrl.config.convert import convert, convert_to
 from asyncrl.config.environment import expand
 from asyncrl.config.errors import RecipeError, quoted
+from asyncrl.config.file_checks import check_files
 from asyncrl.config.identity import HOST_LOCAL
 from asyncrl.config.merge import differing_keys, flatten, merge
 from asyncrl.config.overrides import flag_document, keyword_document, override_document

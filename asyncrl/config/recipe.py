@@ -1,6 +1,7 @@
 """The recipe: what a run is, section by section. Each field's doc stands beside it; `docs/recipe.md` shows them all.
 
-Structs hold values that are already checked for type and range; rules that cross fields are in `checks.py`.
+Structs hold values that are already checked for type and range; rules that cross fields are in `checks.py`, what this
+machine has to have in `file_checks.py`.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from asyncrl.config.objective import Objective, completed
 from asyncrl.config.packages import ReasoningGymTask, VerifiersTask
 from asyncrl.config.rewards import Exact, RewardedTask, RewardPart, ScoringTask
 from asyncrl.config.section import Factor, NonNegative, Positive, Seconds, Section, Several
+from asyncrl.config.weights import WeightsConfig
 
 BUILTIN_MODELS = ("builtin:tiny", "builtin:smollm2-135m")
 """Values of `model.path` that are made on this machine, not found."""
@@ -315,29 +317,6 @@ class Learner(Section, frozen=True, kw_only=True):
     max_low_ess_steps: Positive = 5  # low steps in a row that end the run; min_ess null: below 0.1 they are warned of
     max_restarts: NonNegative = 3  # of a learner that died, without a newer checkpoint in between; one that fails: none
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
-
-
-class Fallback(Section, frozen=True, kw_only=True):
-    """Where a collector takes weights from that its transport did not bring in time."""
-
-    transport: Literal["file"] = "file"
-    url: str  # as weights.url
-
-
-class WeightsConfig(Section, frozen=True, kw_only=True):
-    """How new weights reach the engines (`docs/weights.md`)."""
-
-    transport: Literal["auto", "shm", "collective", "file", "delta", "cuda-ipc"] = "auto"  # how; auto: the fastest
-    url: str | None = None  # of file and delta: a folder that all hosts see, or s3://... and others that fsspec knows
-    lora: Literal["merged", "adapter"] = "merged"  # with model.lora, what engines get: the sum, or A and B alone
-    publish_every: Positive = 1  # versions; at most max_trajectory_age + 1
-    update: Literal["keep", "recompute", "drain", "abort-and-continue"] = "keep"  # of requests that run meanwhile
-    deadline_s: Seconds = 120.0  # of each phase of a transfer
-    interface: str | None = None  # of the learner's host, for collective; null: the one that reaches the store
-    port: Annotated[int, Meta(ge=0, le=65535)] = 0  # where collectors meet for collective; 0: any that is free
-    fallback: Fallback | None = None  # null: who is late goes on with older weights and tries again
-    verify_every: Positive = 1  # every n-th publication of a learner is hashed and compared, and its first
-    anchor_every: Positive = 10  # of delta: every n-th version is written whole
 
 
 class Wandb(Section, frozen=True, kw_only=True):

@@ -8,8 +8,9 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, field
 
-from asyncrl.config.checks import check_betas, check_data_file, check_model, check_model_folder, check_run_name
+from asyncrl.config.checks import check_betas, check_model, check_run_name
 from asyncrl.config.errors import RecipeError
+from asyncrl.config.file_checks import check_data_file, check_model_folder
 from asyncrl.config.mixture_checks import check_template_args
 from asyncrl.config.recipe import Model
 from asyncrl.config.section import NonNegative, Positive, Seconds, Section

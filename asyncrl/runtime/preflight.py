@@ -10,8 +10,8 @@ from urllib.parse import urlsplit
 
 from asyncrl.buffers.base import BufferError
 from asyncrl.buffers.store import Store, open_store
-from asyncrl.config.checks import missing_files
 from asyncrl.config.errors import RecipeError
+from asyncrl.config.file_checks import missing_files
 from asyncrl.config.identity import identity_differences
 from asyncrl.config.recipe import Recipe, to_builtins
 from asyncrl.learners.cache import BuiltinModelError

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
-from asyncrl.config.recipe import WeightsConfig
+from asyncrl.config.weights import WeightsConfig
 from asyncrl.weights.base import Receiver, Sender, Transport, WeightsError
 from asyncrl.weights.delta import DeltaReceiver, DeltaSender
 from asyncrl.weights.file import FileReceiver, FileSender

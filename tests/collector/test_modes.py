@@ -24,7 +24,7 @@ from asyncrl.collectors.engines.decode import Decoder
 from asyncrl.collectors.engines.transformers import TransformersEngine
 from asyncrl.collectors.fleet import Fleet, Host
 from asyncrl.collectors.updates import Updates
-from asyncrl.config.recipe import WeightsConfig
+from asyncrl.config.weights import WeightsConfig
 from asyncrl.staleness import Weights
 from asyncrl.weights.image import Images
 from asyncrl.weights.manifest import model_tensors

@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from asyncrl.collectors.engines.live import LiveModel, load_base, load_model
-from asyncrl.config.recipe import Lora, WeightsConfig
+from asyncrl.config.recipe import Lora
+from asyncrl.config.weights import WeightsConfig
 from asyncrl.learners.lora import attach, in_dtype, served_weights
 from asyncrl.learners.model import load_model as load_trained
 from asyncrl.staleness import Weights

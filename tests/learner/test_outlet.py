@@ -16,7 +16,8 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 
 from asyncrl.buffers.base import Fenced, Member
 from asyncrl.buffers.memory import MemoryBuffer
-from asyncrl.config.recipe import Buffer, Lora, Recipe, Run, WeightsConfig
+from asyncrl.config.recipe import Buffer, Lora, Recipe, Run
+from asyncrl.config.weights import WeightsConfig
 from asyncrl.learners import outlet as outlets
 from asyncrl.learners.limits import limits_of
 from asyncrl.learners.lora import attach, in_dtype, served_weights

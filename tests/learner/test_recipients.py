@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncrl.buffers.base import MemberStats
-from asyncrl.config.recipe import Fallback, WeightsConfig
+from asyncrl.config.weights import Fallback, WeightsConfig
 from asyncrl.learners.recipients import Lateness, by_transport, document, recipients
 from asyncrl.staleness import Weights
 from asyncrl.weights.base import Late, Recipient

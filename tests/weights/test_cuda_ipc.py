@@ -11,7 +11,7 @@ import msgspec
 import pytest
 import torch
 
-from asyncrl.config.recipe import WeightsConfig
+from asyncrl.config.weights import WeightsConfig
 from asyncrl.staleness import Weights
 from asyncrl.weights import cuda_ipc
 from asyncrl.weights.base import Recipient, WeightsError, WeightsGone

@@ -29,7 +29,7 @@ import itertools, json, os, sys, torch
 from pathlib import Path
 from asyncrl.staleness import Weights
 from asyncrl.weights.build import sender
-from asyncrl.config.recipe import WeightsConfig
+from asyncrl.config.weights import WeightsConfig
 from tests.weights.folders import Learner, recipient
 torch.set_num_threads(1)
 transport, folder, lineage = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
