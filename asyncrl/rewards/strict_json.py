@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from typing import Any
 
 
@@ -16,7 +17,13 @@ def strict_json(text: str) -> Any:
     >>> strict_json('{"a": 1}')
     {'a': 1}
     """
-    return json.loads(text, object_pairs_hook=_without_duplicates, parse_constant=_no_constant, parse_float=_finite)
+    return json.loads(
+        text,
+        object_pairs_hook=_without_duplicates,
+        parse_constant=_no_constant,
+        parse_float=_finite,
+        parse_int=_within_a_float,
+    )
 
 
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -30,6 +37,12 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _no_constant(name: str) -> None:
     raise ValueError(f"{name} is no JSON value")
+
+
+def _within_a_float(text: str) -> int:
+    if abs(number := int(text)) > sys.float_info.max:  # infinity to others, and no number that a schema can divide
+        raise ValueError(f"{text:.20}... is beyond what a JSON number can be")
+    return number
 
 
 def _finite(text: str) -> float:

@@ -51,7 +51,7 @@ class ToolCallVerifier:
 
     def check(self, row: Mapping[str, Any]) -> None:
         expected, tool = self._expected(row)
-        if complaint := tool.complaint(expected.arguments):
+        if complaint := _complaint(row, tool, expected):
             raise BadRow(f"row {row['id']}: the expected call's arguments: {complaint}")
         if not self._is_safe(expected):
             raise BadRow(f"row {row['id']}: the policy forbids the expected call {_written(expected)}")
@@ -81,7 +81,7 @@ class ToolCallVerifier:
         called = tools_of(row).get(call.name)
         if called is None:
             return self._finding(WRONG_TOOL, f"there is no tool {call.name}", call)
-        complaint = called.complaint(call.arguments)
+        complaint = _complaint(row, called, call)
         if not complaint and not self._is_safe(call):
             return self._finding(UNSAFE, "not executed", call, tool=right_tool)
         if not right_tool:
@@ -144,6 +144,13 @@ class ToolCallVerifier:
         values = (float(tool), float(arguments), float(execution), -1.0 if malformed else 0.0)
         read = "" if call is None else _written(call)
         return Finding(dict(zip(self._names, values, strict=True)), wrong, detail, read)
+
+
+def _complaint(row: Mapping[str, Any], tool: Tool, call: ToolCall) -> str:
+    try:
+        return tool.complaint(call.arguments)
+    except ValueError as error:
+        raise BadRow(f"row {row['id']}: {error}") from None
 
 
 def _written(call: ToolCall) -> str:

@@ -15,6 +15,7 @@ try:
     from jsonschema.protocols import Validator
     from jsonschema.validators import validator_for
     from referencing import Registry
+    from referencing.exceptions import Unresolvable
 except ImportError as error:
     raise ModuleNotFoundError(
         "the reward part `tool-call` needs jsonschema: pip install 'asyncrl[tool-call]'"
@@ -32,12 +33,15 @@ class Tool:
     defaults: Mapping[str, Any]
 
     def complaint(self, arguments: Mapping[str, Any]) -> str:
-        """What the schema has against these arguments, "" if nothing."""
+        """What the schema has against these arguments, "" if nothing. Raises ValueError if it refers to what there is
+        not."""
         try:
             error = next(iter(self.validator.iter_errors(arguments)), None)
             return "" if error is None else f"{error.json_path}: {error.message}"
         except RecursionError:
             return "they are nested too deep"
+        except Unresolvable as error:
+            raise ValueError(f"its tools refer to {error.ref!r}, which is nowhere in them") from None
 
     def same(self, given: Mapping[str, Any], expected: Mapping[str, Any]) -> bool:
         """Whether a call with these would do the same: an argument that is left out is its default."""
@@ -81,6 +85,8 @@ def _tools(listed: str) -> Mapping[str, Tool]:
         if name in found:
             raise ValueError(f"two tools are called {name}")
         schema = described.get("parameters", {})
+        if not isinstance(schema, dict):
+            raise ValueError(f"{name}, parameters: {schema!r:.80} is no JSON Schema; for none, leave the key out")
         cls = validator_for(schema, default=jsonschema.Draft202012Validator)
         try:
             cls.check_schema(schema)
@@ -88,9 +94,14 @@ def _tools(listed: str) -> Mapping[str, Tool]:
             place = error.json_path.replace("$", "parameters", 1)
             raise ValueError(f"{name}, {place}: {error.instance!r:.80} is no JSON Schema there") from None
         properties = schema.get("properties", {})
-        defaults = {key: value["default"] for key, value in properties.items() if "default" in value}
+        defaults = {key: value["default"] for key, value in properties.items() if _has_default(value)}
         found[name] = Tool(cls(schema, registry=NOTHING_ELSE), defaults)
     return found
+
+
+def _has_default(schema: object) -> bool:
+    """Of one argument's, which may be `true`: anything."""
+    return isinstance(schema, dict) and "default" in schema
 
 
 def _first_line(error: Exception) -> str:

@@ -119,6 +119,7 @@ def test_arguments_that_are_no_strict_json_make_no_call(arguments: str) -> None:
         ('{"name": 3, "arguments": {}}', "a name that is a string"),
         ('{"a":' * 100_000, "recursion"),
         ("9" * 10_000, "integer string"),
+        (f'{{"name": "mail", "arguments": {{"copies": {"9" * 400}}}}}', "beyond what a JSON number can be"),
         ("\ufeff" + mail(to="ann"), "BOM"),
         ("null", "an object"),
         ("", "Expecting value"),
@@ -279,6 +280,11 @@ def test_what_was_read_is_the_same_text_for_calls_that_mean_the_same(part: ToolC
             row(tools=[{"function": {"name": "mail", "parameters": {"type": "objekt"}}}]),
             "mail, parameters.type: 'objekt' is no",
         ),
+        *(
+            (row(tools=[{"function": {"name": "mail", "parameters": bad}}]), "mail, parameters")
+            for bad in (None, True, [])
+        ),
+        (row(tools=[{"function": {"name": "mail", "parameters": {"$ref": "#/$defs/no"}}}]), r"refer to '/\$defs/no'"),
         (row("mail ann"), "is no tool call"),
         (row(None), "is no tool call"),
         (row({"name": "fax", "arguments": {}}), "one of fax; its tools are mail, stop"),
@@ -299,6 +305,21 @@ def test_an_expected_call_may_be_text(part: ToolCall) -> None:
     assert verifier.verify(row(json.dumps(RIGHT)), answer(RIGHT)).wrong == ""
 
 
+def test_an_argument_may_have_a_schema_that_allows_anything(part: ToolCall) -> None:
+    schema = {"type": "object", "properties": {"to": True, "copies": {"default": 2}}}
+    anything = row(tools=[{"function": {"name": "mail", "parameters": schema}}])
+    ToolCallVerifier(part).check(anything)
+    assert ToolCallVerifier(part).verify(anything, answer(mail(to="ann"))).wrong == ""
+
+
+def test_no_number_keeps_a_call_from_being_scored(part: ToolCall) -> None:
+    schema = {"type": "object", "properties": {"to": {}, "copies": {"type": "number", "multipleOf": 0.01}}}
+    divided = row(tools=[{"function": {"name": "mail", "parameters": schema}}])
+    for number in ("9" * 300, "-" + "9" * 400, "1e308", "1e-320", "0.001"):
+        text = f'{{"name": "mail", "arguments": {{"to": "ann", "copies": {number}}}}}'
+        assert ToolCallVerifier(part).verify(divided, answer(text)).wrong in ("malformed", "wrong_arguments")
+
+
 def test_a_schema_fetches_nothing_from_the_network(part: ToolCall, monkeypatch: pytest.MonkeyPatch) -> None:
     import urllib.request
 
@@ -307,7 +328,9 @@ def test_a_schema_fetches_nothing_from_the_network(part: ToolCall, monkeypatch: 
 
     monkeypatch.setattr(urllib.request, "urlopen", fetched)
     tools = [{"function": {"name": "mail", "parameters": {"$ref": "http://127.0.0.1:9/schema.json"}}}]
-    with pytest.raises(Exception, match="Unresolvable"):
+    with pytest.raises(
+        BadRow, match=r"row 7: its tools refer to 'http://127\.0\.0\.1:9/schema\.json', which is nowhere"
+    ):
         ToolCallVerifier(part).verify(row(tools=tools), answer(RIGHT))
 
 
