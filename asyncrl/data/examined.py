@@ -57,6 +57,14 @@ class Examined:
         """Rows that are looked at when they are read."""
         return len(self.files) - self.seen
 
+    def digest(self, *, drops: bool) -> str:
+        """16 hex digits over the prompts of these rows, their places, and how many rows there are: what is asked. Not
+        over answers: one that was corrected changes no prompt. drops: rows that repeat earlier ones are left out."""
+        asked = xxhash.xxh3_64(str(len(self.files)).encode())
+        for array_of in (self.positions, self.prompts, *([self.repeated] if drops else [])):
+            asked.update(np.ascontiguousarray(array_of).tobytes())
+        return asked.hexdigest()
+
     def only(self, chosen: np.ndarray) -> Examined:
         """Those of `chosen`, a bool for each row that can be used."""
         arrays = {name: getattr(self, name)[chosen] for name in ("positions", "prompts", "answers", "sizes")}

@@ -74,10 +74,28 @@ async def look(recipe: Recipe) -> dict[str, Found]:
 
 
 def write(found: Mapping[str, Found], folder: Path) -> None:
-    """Keep in the run folder what was found, if there is anything. Raises OSError."""
+    """Keep in the run folder what was found, if there is anything. Raises OSError, and DataError where the folder's run
+    began with other rows."""
     if found:
         document = {key: one.document for key, one in found.items()}
-        (folder / DOCUMENT).write_bytes(msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n")
+        path = folder / DOCUMENT
+        if path.exists():
+            _compare(json.loads(path.read_bytes()), document, path)
+        path.write_bytes(msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n")
+
+
+def _compare(began: Mapping[str, Any], now: Mapping[str, Any], path: Path) -> None:
+    """Raise DataError if what is asked has changed. A run of an older version kept no digests."""
+    for key, document in now.items():
+        for side, read in document["read"].items():
+            before = began.get(key, {}).get("read", {}).get(side, {})
+            if before.get("digest", read["digest"]) != read["digest"]:
+                rows, rows_before = (sum(file["rows"] for file in one["files"]) for one in (read, before))
+                raise DataError(
+                    f"{key}.{side} has other prompts than the run began with: {rows:,} rows now, {rows_before:,} then "
+                    f"({path}).\n"
+                    "It would ask other rows from here on. Put back the files as they were, or begin a new run."
+                )
 
 
 async def _apart(recipe: Recipe, folder: Path | None) -> dict[str, Found]:
