@@ -33,7 +33,7 @@ class BadRows:
             self.examples[error.reason] = str(error).splitlines()[0]
             if self._logs:
                 log.warning("left out (%s): %s", error.reason, self.examples[error.reason])
-        self.counts[error.reason] += 1
+        self.counts[error.reason] += error.rows
 
     @property
     def by_reason(self) -> dict[str, int]:

@@ -52,10 +52,26 @@ class OnDisk:
         except FileNotFoundError:
             changed = True
         if changed:
-            raise DataError(
-                f"{self._path} was changed while it was in use: keep data files as they are, and start anew"
-            )
+            raise _changed(self._path)
         return data
+
+
+class Watched:
+    """Tells of a file whether it is as it was."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises OSError."""
+        self.path = path
+        self._seen = _seen(path)
+
+    def check(self) -> None:
+        """Raises DataError for one that has changed since, or gone."""
+        try:
+            if _seen(self.path) == self._seen:
+                return
+        except OSError:
+            pass
+        raise _changed(self.path)
 
 
 class _Open:
@@ -70,6 +86,10 @@ class _Open:
 def _opened(path: Path, _seen: tuple[int, int]) -> _Open:
     """What `path` names, opened anew once another file has its name."""
     return _Open(path)
+
+
+def _changed(path: Path) -> DataError:
+    return DataError(f"{path} was changed while it was in use: keep data files as they are, and start anew")
 
 
 def _seen(file: int | Path) -> tuple[int, int]:

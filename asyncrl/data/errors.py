@@ -30,8 +30,9 @@ class DataError(Exception):
 
 
 class RowError(DataError):
-    """One row cannot be used; the others may."""
+    """One row cannot be used; the others may. `rows`: how many it may be, where it is not clear where it ends."""
 
-    def __init__(self, reason: Reason, message: str) -> None:
+    def __init__(self, reason: Reason, message: str, *, rows: int = 1) -> None:
         super().__init__(message)
         self.reason: Reason = reason
+        self.rows = rows

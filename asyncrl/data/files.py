@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from asyncrl.data.errors import DataError, RowError
-from asyncrl.data.spans import COMPRESSED, Rows, csv_rows, json_lines, json_list
+from asyncrl.data.spans import COMPRESSED, Rows, csv_rows, json_lines, json_list, unpacked
 from asyncrl.data.tables import arrow, is_saved_dataset, parquet
 
 Format = Literal["auto", "jsonl", "json", "csv", "parquet", "arrow"]
@@ -106,9 +106,13 @@ def open_files(given: str | Sequence[str], form: Format, *, key: str) -> Files:
     if not all(names) or not names:
         raise DataError(f"{key} is {given!r}: name a file, a pattern or a folder")
     paths = [path for name in names for path in _found(name, key)]
-    if len(set(paths)) < len(paths):
-        repeated = next(path for path in paths if paths.count(path) > 1)
-        raise DataError(f"{key} names {repeated} twice: its rows would count twice")
+    named: dict[Path, Path] = {}
+    for path in paths:
+        before = named.setdefault(path.resolve(), path)
+        if before is not path:
+            raise DataError(
+                f"{key} names {before} twice{f', also as {path}' if path != before else ''}: its rows would count twice"
+            )
     return Files([_open(path, form, key) for path in paths])
 
 
@@ -121,9 +125,13 @@ def _found(name: str, key: str) -> list[Path]:
             return matching
         what = "matches no file" if glob.has_magic(name) else "does not exist"
         raise DataError(f"{path} {what} (relative to {Path.cwd()}): correct {key}")
-    if not path.is_dir() or is_saved_dataset(path):
+    if path.is_file() or is_saved_dataset(path):
         return [path]
-    inside = sorted(file for file in path.iterdir() if file.is_file() and _by_name(file) is not None)
+    if not path.is_dir():
+        raise DataError(f"{path} is no file, but a pipe or a device, which can be read once: write a file, as {key}")
+    # As of a pattern, none that is hidden: editors and other systems leave such beside the files themselves.
+    shown = (file for file in path.iterdir() if not file.name.startswith("."))
+    inside = sorted(file for file in shown if file.is_file() and _by_name(file) is not None)
     forms = {_by_name(file) for file in inside}
     if len(forms) != 1:
         found = f"files of the formats {', '.join(sorted(map(str, forms)))}" if forms else "no file"
@@ -135,7 +143,7 @@ def _found(name: str, key: str) -> list[Path]:
 
 def _by_name(path: Path) -> str | None:
     """The format that the name of a file says."""
-    name = path.with_suffix("") if path.suffix in COMPRESSED else path
+    name = path.with_suffix("") if path.suffix.lower() in COMPRESSED else path
     return SUFFIXES.get(name.suffix.lower())
 
 
@@ -153,7 +161,7 @@ def _format(path: Path, form: Format, key: str) -> str:
         return "arrow"
     named = _by_name(path)
     if form != "auto":
-        if path.suffix in COMPRESSED and form in ("parquet", "arrow"):
+        if path.suffix.lower() in COMPRESSED and form in ("parquet", "arrow"):
             raise DataError(f"{path}: a {form} file is compressed inside: unpack it, and name the file itself as {key}")
         return form
     if named is None:
@@ -161,14 +169,17 @@ def _format(path: Path, form: Format, key: str) -> str:
             f"{path}: its name ends in none of {', '.join(SUFFIXES)}: rename it, or say what it is: "
             f"{key.rpartition('.')[0]}.format"
         )
-    if named == "json" and path.suffix not in COMPRESSED and _first_byte(path) == b"{":
+    if named == "json" and _first_byte(path) == b"{":
         return "jsonl"  # one object a line under the other name, as several hubs write it
     return named
 
 
 def _first_byte(path: Path) -> bytes:
-    with path.open("rb") as file:
-        return file.read(4096).removeprefix(b"\xef\xbb\xbf").lstrip()[:1]
+    try:
+        with unpacked(path) as file:
+            return file.read(4096).removeprefix(b"\xef\xbb\xbf").lstrip()[:1]
+    except OSError:  # said by whoever reads it all
+        return b""
 
 
 def _short_names(paths: Sequence[Path]) -> list[str]:

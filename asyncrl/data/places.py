@@ -122,5 +122,7 @@ def after_mark(content: Content) -> int:
 
 
 def refuse_utf16(path: Path, content: Content) -> None:
-    if content.read(0, min(2, content.size)) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
-        raise DataError(f"{path} is UTF-16: save it as UTF-8 (`iconv -f UTF-16 -t UTF-8`)")
+    begin = content.read(0, min(4, content.size))
+    if begin.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        name = "UTF-32" if begin == codecs.BOM_UTF32_LE else "UTF-16"
+        raise DataError(f"{path} is {name}: save it as UTF-8 (`iconv -f {name} -t UTF-8`)")

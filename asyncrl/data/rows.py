@@ -97,6 +97,11 @@ def read_prompt(where: str, column: str, value: Any) -> Prompt:
         raise RowError(
             "wrong-role", f"{where}: the messages in column {column!r} have none of role user: add the question"
         )
+    if not any(message["role"] == "user" and message["content"].strip() for message in value):
+        raise RowError(
+            "empty",
+            f"{where}: the messages of role user in column {column!r} are empty: fill them in, or remove the row",
+        )
     return [{"role": message["role"], "content": message["content"]} for message in value]
 
 

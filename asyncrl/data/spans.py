@@ -78,7 +78,7 @@ class Spans:
             raise RowError(
                 "too-large",
                 f"{where}: the row has {stop - start:,} bytes, and {LARGEST_ROW:,} are the most: end each row with its "
-                "line, or remove the row",
+                "line, close what CSV has in quotes, or remove the row",
             )
         return self._decode(where, self._content.read(start, stop))
 
@@ -174,29 +174,35 @@ def _cells(where: str, text: bytes) -> list[str]:
             "not-utf8", f"{where}: not UTF-8 (byte {error.start} of the row): save the file as UTF-8"
         ) from None
     except csv.Error as error:
+        lines = text.rstrip(b"\r\n").count(b"\n") + 1
+        taken = f", in {lines:,} lines from one quote to another, which may all be rows" if lines > 1 else ""
+        said = "a line end outside of quotes" if "new-line" in str(error) else error  # it asks for a mode to open it in
         raise RowError(
             "not-csv",
-            f"{where}: not CSV: {error}: put cells with quotes or line ends into quotes, and write quotes twice",
+            f"{where}: not CSV: {said}{taken}: put cells with quotes or line ends into quotes, and write quotes twice",
+            rows=lines,
         ) from None
+
+
+def unpacked(path: Path) -> BinaryIO:
+    """The file's bytes from the beginning, unpacked if its name says that it is compressed. Raises OSError."""
+    method = COMPRESSED.get(path.suffix.lower())
+    return pa.input_stream(str(path), compression=method)  # type: ignore[no-any-return]
 
 
 def _open(path: Path) -> Content:
     """The file's bytes, unpacked if its name says that it is compressed."""
-    method = COMPRESSED.get(path.suffix)
-    if method is None:
+    if path.suffix.lower() not in COMPRESSED:
         size = path.stat().st_size
         return Held(path.read_bytes()) if size <= SMALL else OnDisk(path)
 
-    def unpacked() -> BinaryIO:
-        return pa.input_stream(str(path), compression=method)  # type: ignore[no-any-return]
-
     def unpack(folder: Path) -> None:
-        with unpacked() as source, (folder / "content").open("wb") as file:
+        with unpacked(path) as source, (folder / "content").open("wb") as file:
             while block := source.read(BLOCK):
                 file.write(block)
 
     try:
-        with unpacked() as source:
+        with unpacked(path) as source:
             start = source.read(SMALL + 1)
     except OSError as error:
         raise DataError(f"{path} cannot be unpacked: {error}: it is damaged, or not what its name says") from error

@@ -17,13 +17,18 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from asyncrl.data.content import SMALL
+from asyncrl.data.content import SMALL, Watched
 from asyncrl.data.errors import DataError, RowError
 from asyncrl.data.kept import kept
 
 BATCH = 16384
 """Rows that are unpacked and written together: megabytes, and a file of ten million has few enough of them that they
 can all be known."""
+
+UNPACKED = "rows.arrow"
+
+SMALL_PACKED = SMALL // 4
+"""Bytes of a packed file that is held in memory; unpacked it is some four times as large."""
 
 PLAIN = (
     *(pa.types.is_null, pa.types.is_boolean, pa.types.is_integer, pa.types.is_floating),
@@ -32,23 +37,51 @@ PLAIN = (
 NESTED = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
 
 
-class Table:
-    """The rows of record batches. Columns that hold no JSON (times, bytes, decimals) are left out, and named once."""
+class Part:
+    """The record batches of one file. A user's own file that is mapped is not trusted: batches are checked before they
+    are read, because damaged ones end the process with SIGSEGV, and so is that the file is as it was, because of one
+    that somebody shortens a mapping ends it with SIGBUS."""
 
-    def __init__(
-        self, path: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch], *, sources: Sequence[Path] = ()
-    ) -> None:
+    def __init__(self, schema: pa.Schema, batches: Iterable[pa.RecordBatch], *, mapped: Path | None = None) -> None:
+        """mapped: the file, if it is a user's and mapped."""
+        self.schema = schema
+        self.batches = list(batches)
+        self._unchecked = set(range(len(self.batches))) if mapped is not None else set()
+        self._watched = None if mapped is None else Watched(mapped)
+
+    def check(self, n: int) -> None:
+        """Before batch `n` is read. Raises DataError for a file that is damaged, or was changed."""
+        if self._watched is None:
+            return
+        self._watched.check()
+        if n in self._unchecked:
+            try:
+                self.batches[n].validate(full=True)
+            except pa.ArrowInvalid as error:
+                if "UTF8" not in str(error):  # a row's own fault, which is found when the row is read
+                    raise DataError(f"{self._watched.path} is damaged: {_first_line(error)}: write it again") from None
+            self._unchecked.remove(n)
+
+
+class Table:
+    """The rows of record batches. Columns that hold no JSON (times, bytes, decimals) are left out, and named once. Each
+    part may have columns of its own."""
+
+    def __init__(self, path: Path, parts: Sequence[Part], *, sources: Sequence[Path] = ()) -> None:
         self.path = path
         self.sources: Sequence[Path] = sources or [path]
-        names = [field.name for field in schema]
-        if repeated := next((name for name in names if names.count(name) > 1), None):
-            raise DataError(f"{path} has the column {repeated!r} twice: give each column a name of its own")
-        left_out = [f"{field.name} ({field.type})" for field in schema if not _is_json(field.type)]
+        left_out: dict[str, None] = {}
+        self._places: list[tuple[Part, int, pa.RecordBatch]] = []
+        for part in parts:
+            names = part.schema.names
+            if repeated := next((name for name in names if names.count(name) > 1), None):
+                raise DataError(f"{path} has the column {repeated!r} twice: give each column a name of its own")
+            left_out |= {f"{field.name} ({field.type})": None for field in part.schema if not _is_json(field.type)}
+            usable = [field.name for field in part.schema if _is_json(field.type)]
+            self._places += [(part, n, batch.select(usable)) for n, batch in enumerate(part.batches) if batch.num_rows]
         said = f"{path}: columns that hold no text, numbers, lists or objects are left out: {', '.join(left_out)}"
         self.warnings: Sequence[str] = [said] if left_out else []
-        usable = [field.name for field in schema if _is_json(field.type)]
-        self._batches = [batch.select(usable) for batch in batches if batch.num_rows]
-        self._ends = list(accumulate(batch.num_rows for batch in self._batches))
+        self._ends = list(accumulate(batch.num_rows for _, _, batch in self._places))
 
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0
@@ -57,10 +90,11 @@ class Table:
         return position + 1
 
     def read(self, position: int) -> dict[str, Any]:
-        n = bisect_right(self._ends, position)
-        batch = self._batches[n]
+        place = bisect_right(self._ends, position)
+        part, n, batch = self._places[place]
+        part.check(n)
         try:
-            row: dict[str, Any] = batch.slice(position - self._ends[n] + batch.num_rows, 1).to_pylist()[0]
+            row: dict[str, Any] = batch.slice(position - self._ends[place] + batch.num_rows, 1).to_pylist()[0]
         except UnicodeDecodeError as error:
             raise RowError(
                 "not-utf8", f"{self.path}:{self.number(position)}: not UTF-8 (byte {error.start} of a column)"
@@ -74,9 +108,13 @@ def parquet(path: Path) -> Table:
         with pq.ParquetFile(path, pre_buffer=False) as file:
             unpacked = sum(file.metadata.row_group(n).total_byte_size for n in range(file.num_row_groups))
             if unpacked <= SMALL:
-                return Table(path, file.schema_arrow, list(file.iter_batches(BATCH)))
-        rows = kept([path], "parquet", lambda folder: _unpack(path, folder / "rows.arrow")) / "rows.arrow"
-        return Table(path, *_mapped(rows))
+                return Table(path, [Part(file.schema_arrow, file.iter_batches(BATCH))])
+
+        def unpack(folder: Path) -> None:
+            with pq.ParquetFile(path, pre_buffer=False) as file:
+                _write(file.schema_arrow, file.iter_batches(BATCH), folder / UNPACKED)
+
+        return Table(path, [Part(*_mapped(kept([path], "parquet", unpack) / UNPACKED))])
     except pa.ArrowException as error:
         raise DataError(f"{path} is no intact Parquet file: {_first_line(error)}") from error
 
@@ -85,11 +123,13 @@ def arrow(path: Path) -> Table:
     """Rows of an Arrow file, of either form, or of a folder that `Dataset.save_to_disk` wrote. Raises DataError,
     OSError."""
     files = _shards(path) if path.is_dir() else [path]
-    try:
-        parts = [_mapped(file) for file in files]
-    except pa.ArrowException as error:
-        raise DataError(f"{path} is no intact Arrow file: {_first_line(error)}") from error
-    return Table(path, parts[0][0], [batch for _, batches in parts for batch in batches], sources=files)
+    parts = []
+    for file in files:
+        try:
+            parts.append(_arrow_file(file))
+        except pa.ArrowException as error:
+            raise DataError(f"{file} is no intact Arrow file: {_first_line(error)}") from error
+    return Table(path, parts, sources=files)
 
 
 def is_saved_dataset(folder: Path) -> bool:
@@ -106,22 +146,40 @@ def _shards(folder: Path) -> list[Path]:
                 f"{folder} has the splits {', '.join(splits)}: name one, as in {folder / splits[0]}, and another as "
                 "the held-out data"
             )
-        named = json.loads((folder / "state.json").read_bytes())["_data_files"]
-        files = [folder / file["filename"] for file in named]
-    except (KeyError, TypeError, ValueError) as error:
-        raise DataError(f"{folder}: its state.json is not as `save_to_disk` writes it ({error!r})") from error
+        state = json.loads((folder / "state.json").read_bytes())
+        files = [folder / file["filename"] for file in state["_data_files"]]
+        if state.get("_indices_data_files"):
+            raise DataError(
+                f"{folder} was saved with a choice of rows beside its files, as old versions of `datasets` do, and all "
+                "rows would be read: load it there, call flatten_indices(), and save it again"
+            )
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        raise DataError(
+            f"{folder}: its state.json or dataset_dict.json is not as `save_to_disk` writes it ({error!r})"
+        ) from error
     if not files:
         raise DataError(f"{folder} is a dataset without files")
     return files
 
 
-def _unpack(source: Path, destination: Path) -> None:
-    with (
-        pq.ParquetFile(source, pre_buffer=False) as file,
-        pa.OSFile(str(destination), "wb") as sink,
-        pa.ipc.new_stream(sink, file.schema_arrow) as writer,
-    ):
-        for batch in file.iter_batches(BATCH):
+def _arrow_file(path: Path) -> Part:
+    """A large file whose batches are packed is unpacked into another: in memory they would take what they unpack to."""
+    if path.stat().st_size > SMALL_PACKED and _is_packed(path):
+        path = kept([path], "arrow", lambda folder: _write(*_mapped(path), folder / UNPACKED)) / UNPACKED
+        return Part(*_mapped(path))
+    return Part(*_mapped(path), mapped=path)
+
+
+def _is_packed(path: Path) -> bool:
+    """Whether its first batch takes memory when it is mapped."""
+    before = pa.total_allocated_bytes()
+    first = next(iter(_mapped(path)[1]), None)
+    return first is not None and pa.total_allocated_bytes() - before >= first.nbytes // 2
+
+
+def _write(schema: pa.Schema, batches: Iterable[pa.RecordBatch], path: Path) -> None:
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, schema) as writer:
+        for batch in batches:
             writer.write_batch(batch)
 
 
@@ -129,10 +187,10 @@ def _mapped(path: Path) -> tuple[pa.Schema, Iterable[pa.RecordBatch]]:
     source = pa.memory_map(str(path))
     if source.read(6) == b"ARROW1":
         file = pa.ipc.open_file(source)
-        return file.schema, [file.get_batch(n) for n in range(file.num_record_batches)]
+        return file.schema, (file.get_batch(n) for n in range(file.num_record_batches))
     source.seek(0)
     stream = pa.ipc.open_stream(source)
-    return stream.schema, list(stream)
+    return stream.schema, stream
 
 
 def _is_json(kind: pa.DataType) -> bool:

@@ -7,6 +7,7 @@ import csv
 import datetime
 import gzip
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -306,3 +307,45 @@ def test_what_is_not_there_is_named_with_the_folder_that_was_searched(tmp_path: 
     }.items():
         with pytest.raises(DataError, match=message):
             opened(named)
+
+
+def test_one_file_under_two_names_is_refused(tmp_path: Path) -> None:
+    jsonl(tmp_path / "a.jsonl")
+    (tmp_path / "b.jsonl").symlink_to("a.jsonl")
+    with pytest.raises(DataError, match=r"train names \S*a\.jsonl twice, also as \S*b\.jsonl: its rows would count"):
+        opened(tmp_path / "*.jsonl")
+
+
+def test_hidden_files_of_a_folder_are_none_of_its_data(tmp_path: Path) -> None:
+    jsonl(tmp_path / "a.jsonl")
+    (tmp_path / "._a.jsonl").write_bytes(b"\x00\x05\x16\x07")
+    assert len(everything(opened(tmp_path))) == len(ROWS)
+
+
+@pytest.mark.timeout(60)
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "a.jsonl")
+    with pytest.raises(DataError, match=r"a\.jsonl is no file, but a pipe or a device, which can be read once"):
+        opened(tmp_path / "a.jsonl")
+
+
+@pytest.mark.parametrize("name", ["a.json.gz", "a.JSON.GZ", "a.json"])
+def test_a_json_file_of_one_object_a_line_is_read_also_when_it_is_packed(tmp_path: Path, name: str) -> None:
+    """As c4 is on its hub."""
+    text = jsonl(tmp_path / "plain").read_bytes()
+    (tmp_path / name).write_bytes(gzip.compress(text) if "z" in name.lower() else text)
+    dataset = opened(tmp_path / name)
+    assert len(everything(dataset)) == len(ROWS)
+    assert dataset.document()["read"]["train"]["files"][0]["format"] == "jsonl"
+    (tmp_path / "list.json.gz").write_bytes(gzip.compress(json.dumps(ROWS).encode()))
+    assert len(everything(opened(tmp_path / "list.json.gz"))) == len(ROWS)
+    (tmp_path / "broken.json.gz").write_bytes(text)
+    with pytest.raises(DataError, match=r"cannot be unpacked: .* it is damaged, or not what its name says"):
+        opened(tmp_path / "broken.json.gz")
+
+
+def test_a_user_who_says_nothing_asks_nothing(tmp_path: Path) -> None:
+    blank = [{"role": "system", "content": "be brief"}, {"role": "user", "content": " \n"}]
+    dataset = opened(jsonl(tmp_path / "a.jsonl", [*ROWS, {"prompt": blank, "answer": "1"}]), bad_rows="skip")
+    assert dataset.document()["read"]["train"]["left_out"]["empty"]["rows"] == 1
+    assert len(everything(dataset)) == len(ROWS)
