@@ -38,6 +38,7 @@ MAY_CHANGE: dict[str, str] = {
 
 AROUND: dict[str, str] = {
     "collectors": "any number, anywhere; those of before may still be there",
+    "answers in data files": "what is scored from now on; other prompts, another order, other pass rates are refused",
     "host and folder": "the run's folder may be copied or moved, with `archive/`",
     "versions of torch, transformers, Python; threads; CPU or GPU": "the last bits: `buffer replay` notes it",
     "version of asyncrl": "newer ones read checkpoints of older ones; what an older one cannot read it refuses",

@@ -90,7 +90,8 @@ def course_of(
         raise DataError(
             f"{key}.curriculum.pass_rates {path} has other pass rates than the run began with: their digest is "
             f"{digest(measured)}, not {curriculum.digest}.\n"
-            "It would ask other rows from here on. Put back what was there, or begin a new run."
+            "It would ask other rows from here on. Put back what was there, or begin a new run, whose recipe has no "
+            f"{key}.curriculum.digest yet."
         )
     own = _own(measured, name)
     # A profile, and a run, ask from the beginning of this order: mostly these are the rows, wherever they stand.
