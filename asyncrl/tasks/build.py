@@ -102,6 +102,7 @@ class CustomTask:
                 f"It was called with task.args {config.args}{' and seed' if takes_seed else ''}."
             ) from error
         where = f"task.type {config.type}"
+        self._rows: dict[Split, Sequence[Row]] = {}
         self.environment: Callable[[], Any] | None = getattr(self._task, "environment", None)
         tools = getattr(self._task, "tools", None)
         self.tools: dict[str, Tool] = {} if tools is None else tools_by_name(tools, where)
@@ -126,7 +127,10 @@ class CustomTask:
             raise TaskError(f"task.type {config.type}: {complaint(error)}") from error
 
     def rows(self, split: Split) -> Sequence[Row]:
-        return cast("Sequence[Row]", self._task.rows(split))
+        """Asked for once: each ticket takes a row of these, and other ones would be in another order."""
+        if split not in self._rows:
+            self._rows[split] = self._task.rows(split)
+        return self._rows[split]
 
     def messages(self, row: Row) -> list[Message]:
         if hasattr(self._task, "messages"):

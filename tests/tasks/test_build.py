@@ -215,3 +215,23 @@ def test_files_beside_the_task_hide_no_library(user_module: UserModule, tmp_path
 def test_rows_are_the_ones_the_user_returned(user_module: UserModule) -> None:
     user_module(SMALL)
     assert isinstance(custom().rows("train")[0], Row)
+
+
+def test_rows_are_asked_for_once(user_module: UserModule) -> None:
+    """A class that reads its file, or shuffles, whenever it is asked would be asked so for every ticket."""
+    user_module(
+        """
+class Counts:
+    def __init__(self): self.asked = []
+    def rows(self, split):
+        self.asked.append(split)
+        return [Row(f"{split}-{len(self.asked)}", "p")]
+    def score(self, row, answer): return 1.0
+"""
+    )
+    task = build_task(CustomTask(type="my_task:Counts"), seed=0)
+    assert [task.rows("train")[0].id, task.rows("heldout")[0].id, task.rows("train")[0].id] == [
+        "train-1",
+        "heldout-2",
+        "train-1",
+    ]
