@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -55,11 +55,7 @@ class Part:
             return
         self._watched.check()
         if n in self._unchecked:
-            try:
-                self.batches[n].validate(full=True)
-            except pa.ArrowInvalid as error:
-                if "UTF8" not in str(error):  # a row's own fault, which is found when the row is read
-                    raise DataError(f"{self._watched.path} is damaged: {_first_line(error)}: write it again") from None
+            _refuse_damaged(self._watched.path, self.batches[n])
             self._unchecked.remove(n)
 
 
@@ -99,6 +95,10 @@ class Table:
             raise RowError(
                 "not-utf8", f"{self.path}:{self.number(position)}: not UTF-8 (byte {error.start} of a column)"
             ) from None
+        except pa.ArrowException as error:
+            raise DataError(
+                f"{self.path}:{self.number(position)} is damaged: {_first_line(error)}: write the file again"
+            ) from error
         return row
 
 
@@ -108,14 +108,14 @@ def parquet(path: Path) -> Table:
         with pq.ParquetFile(path, pre_buffer=False) as file:
             unpacked = sum(file.metadata.row_group(n).total_byte_size for n in range(file.num_row_groups))
             if unpacked <= SMALL:
-                return Table(path, [Part(file.schema_arrow, file.iter_batches(BATCH))])
+                return Table(path, [Part(file.schema_arrow, _intact(path, file.iter_batches(BATCH)))])
 
         def unpack(folder: Path) -> None:
             with pq.ParquetFile(path, pre_buffer=False) as file:
-                _write(file.schema_arrow, file.iter_batches(BATCH), folder / UNPACKED)
+                _write(file.schema_arrow, _intact(path, file.iter_batches(BATCH)), folder / UNPACKED)
 
         return Table(path, [Part(*_mapped(kept([path], "parquet", unpack) / UNPACKED))])
-    except pa.ArrowException as error:
+    except (pa.ArrowException, UnicodeDecodeError) as error:  # names of columns are text, too
         raise DataError(f"{path} is no intact Parquet file: {_first_line(error)}") from error
 
 
@@ -127,9 +127,39 @@ def arrow(path: Path) -> Table:
     for file in files:
         try:
             parts.append(_arrow_file(file))
-        except pa.ArrowException as error:
+        except (pa.ArrowException, UnicodeDecodeError) as error:
             raise DataError(f"{file} is no intact Arrow file: {_first_line(error)}") from error
     return Table(path, parts, sources=files)
+
+
+def _intact(path: Path, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        _refuse_damaged(path, batch)
+        yield batch
+
+
+def _refuse_damaged(path: Path, batch: pa.RecordBatch) -> None:
+    """Raise DataError where a value could not be read. Text that is not UTF-8 is no damage: it is its row's fault."""
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        if damage := _damage(column):
+            raise DataError(f"{path} is damaged: column {name!r}: {damage}: write it again")
+
+
+def _damage(array: pa.Array) -> str:
+    try:
+        array.validate(full=True)
+    except pa.ArrowInvalid as error:
+        if "UTF8" not in str(error):
+            return _first_line(error)
+    else:
+        return ""
+    # Columns behind the first with text that is not UTF-8 were not looked at; of that one the places of texts were.
+    kind = array.type
+    if pa.types.is_struct(kind):
+        return next(filter(None, (_damage(array.field(n)) for n in range(kind.num_fields))), "")
+    if pa.types.is_dictionary(kind):
+        return _damage(array.indices) or _damage(array.dictionary)
+    return _damage(array.values) if any(is_of(kind) for is_of in NESTED) else ""
 
 
 def is_saved_dataset(folder: Path) -> bool:

@@ -34,6 +34,12 @@ def arrow_file(path: Path, columns: dict[str, Any] = COLUMNS) -> Path:
     return path
 
 
+def not_utf8() -> pa.Array:
+    """ "a", two bytes that are no text, "c"."""
+    places = pa.py_buffer(np.array([0, 1, 3, 4], np.int32).tobytes())
+    return pa.Array.from_buffers(pa.string(), 3, [None, places, pa.py_buffer(b"a\xff\xfec")])
+
+
 READ = """
 import sys
 from asyncrl.config.recipe import DataSource
@@ -69,8 +75,18 @@ def test_a_damaged_arrow_file_is_named_and_ends_no_process(tmp_path: Path) -> No
     assert whole.count(offsets) == 1
     path.write_bytes(whole.replace(offsets, struct.pack("<4i", 0, 1 << 30, (1 << 30) + 7001, 14003)))
     code, said = read_apart(path, "guarded")
-    assert (code, said.count("rows.arrow is damaged: In column 0: Invalid: Offset invariant failure")) == (0, 1), said
+    assert (code, said.count("rows.arrow is damaged: column 'prompt': Offset invariant failure")) == (0, 1), said
     assert read_apart(path, "control")[0] < 0
+
+
+def test_damage_behind_text_that_is_not_utf8_is_found(tmp_path: Path) -> None:
+    """Arrow's own check ends at the first value of a struct that is wrong, and the one behind it ends the process."""
+    texts = pa.StructArray.from_arrays([not_utf8(), pa.array(COLUMNS["prompt"])], names=["a", "b"])
+    path = arrow_file(tmp_path / "rows.arrow", {"prompt": ["a", "b", "c"], "answer": ["1", "2", "3"], "x": texts})
+    offsets = struct.pack("<4i", 0, 7001, 14002, 14003)
+    path.write_bytes(path.read_bytes().replace(offsets, struct.pack("<4i", 0, 1 << 30, 14002, 14003)))
+    code, said = read_apart(path, "guarded")
+    assert (code, said.count("rows.arrow is damaged: column 'x': Offset invariant failure")) == (0, 1), said
 
 
 def test_an_arrow_file_that_is_written_anew_under_a_run_is_refused_at_the_next_read(tmp_path: Path) -> None:
@@ -82,9 +98,7 @@ def test_an_arrow_file_that_is_written_anew_under_a_run_is_refused_at_the_next_r
 
 
 def test_one_value_that_is_not_utf8_is_a_fault_of_its_row_and_not_of_the_file(tmp_path: Path) -> None:
-    places = pa.py_buffer(np.array([0, 1, 3, 4], np.int32).tobytes())
-    broken = pa.Array.from_buffers(pa.string(), 3, [None, places, pa.py_buffer(b"a\xff\xfec")])
-    path = arrow_file(tmp_path / "rows.arrow", {"prompt": broken, "answer": ["1", "2", "3"]})
+    path = arrow_file(tmp_path / "rows.arrow", {"prompt": not_utf8(), "answer": ["1", "2", "3"]})
     dataset = opened(path, bad_rows="skip")
     assert [row.prompt for row in everything(dataset)] == ["a", "c"]
     assert dataset.document()["read"]["train"]["left_out"].keys() == {"not-utf8"}
