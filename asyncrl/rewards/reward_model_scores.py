@@ -34,17 +34,31 @@ class RewardScores:
     def __init__(self, part: RewardModel) -> None:
         transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
         self._part = part
-        self._tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(part.path, revision=part.revision)
+        self._tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+            part.path, revision=part.revision, trust_remote_code=False
+        )
         if self._tokenizer.chat_template is None:
             raise ValueError(f"{part.path} has no chat template, by which conversations would be rendered")
         model, loading = AutoModelForSequenceClassification.from_pretrained(
-            part.path, revision=part.revision, dtype=getattr(torch, part.dtype), output_loading_info=True
+            part.path,
+            revision=part.revision,
+            dtype=getattr(torch, part.dtype),
+            output_loading_info=True,
+            trust_remote_code=False,  # not said, and transformers asks whoever is at the terminal
         )
         if missing := sorted(loading["missing_keys"]):  # a language model: its head would be drawn at random
             raise ValueError(f"{part.path} is no reward model: it has no weights {', '.join(missing[:3])}")
         if model.config.num_labels != 1:
             raise ValueError(f"{part.path} has {model.config.num_labels} labels; a reward model has one")
         model.config.use_cache = False  # else the keys and values of every layer are kept, for nobody
+        if getattr(model, "_hf_peft_config_loaded", False):  # without its head: what it was trained to say is in that
+            raise ValueError(
+                f"{part.path} is an adapter, whose own head transformers leaves out. Merge it into its base model "
+                "(peft: merge_and_unload), save that, and give its folder"
+            )
+        self._longest, self._longest_by = part.max_length, "max_length"
+        if (most := positions(model.config)) is not None and most < self._longest:
+            self._longest, self._longest_by = most, "the positions of the model,"
         self._model: PreTrainedModel = model.to(part.device).eval()
 
     def of(self, conversations: Sequence[Messages]) -> Iterator[list[Number]]:
@@ -58,8 +72,10 @@ class RewardScores:
             except Exception as error:  # the template is a program of the model's, and refuses what it likes
                 refused.append(Number(index, failure=BAD_ROW, detail=f"the chat template: {last_line(error)}"))
                 continue
-            if len(token_ids) > self._part.max_length:
-                detail = f"{len(token_ids)} tokens are more than max_length {self._part.max_length}"
+            if not token_ids:
+                refused.append(Number(index, failure=BAD_ROW, detail="the chat template makes nothing of it"))
+            elif len(token_ids) > self._longest:
+                detail = f"{len(token_ids)} tokens are more than {self._longest_by} {self._longest}"
                 refused.append(Number(index, failure=TOO_LONG, detail=detail))
             else:
                 found.append((index, token_ids))
@@ -95,6 +111,18 @@ class RewardScores:
         output: Any = self._model(input_ids=token_ids, attention_mask=mask)
         values: list[float] = output.logits.float().squeeze(-1).tolist()
         return values
+
+
+def positions(config: Any) -> int | None:
+    """The tokens that a model was made for. None: it does not say, or they are stretched (YaRN and the like), where
+    models do not agree on what they say."""
+    text = config.get_text_config()
+    rope = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None) or {}
+    kinds = [rope, *(kind for kind in rope.values() if isinstance(kind, dict))]
+    if any(kind.get("rope_type", "default") != "default" for kind in kinds):
+        return None
+    most = getattr(text, "max_position_embeddings", None)
+    return most if isinstance(most, int) and most > 0 else None
 
 
 def batches(

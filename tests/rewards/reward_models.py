@@ -21,7 +21,13 @@ TEMPLATE = (
 
 
 def make(
-    folder: Path, *, labels: int = 1, template: str | None = TEMPLATE, causal: bool = False, **config: Any
+    folder: Path,
+    *,
+    labels: int = 1,
+    template: str | None = TEMPLATE,
+    causal: bool = False,
+    positions: int = 4096,
+    **config: Any,
 ) -> Path:
     """A model of 16 wide layers, with a letter a token, whose padding is the token that ends each message."""
     torch.manual_seed(7)
@@ -32,7 +38,7 @@ def make(
         num_hidden_layers=2,
         num_attention_heads=2,
         num_key_value_heads=2,
-        max_position_embeddings=4096,
+        max_position_embeddings=positions,
         num_labels=labels,
         pad_token_id=LETTERS.index("<end>"),
         bos_token_id=None,

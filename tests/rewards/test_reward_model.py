@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 import os
+import shutil
 import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -16,6 +18,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from peft import LoraConfig, get_peft_model
+from transformers import BloomConfig, LlamaConfig, LlamaForSequenceClassification, PreTrainedTokenizerFast
 
 from asyncrl.config.convert import convert
 from asyncrl.config.recipe import Collector
@@ -24,7 +28,7 @@ from asyncrl.rewards.base import Unscored
 from asyncrl.rewards.pool import VerifierError
 from asyncrl.rewards.reward_model import RewardModelPart
 from asyncrl.rewards.reward_model_process import Number
-from asyncrl.rewards.reward_model_scores import RewardScores, batches, padding
+from asyncrl.rewards.reward_model_scores import RewardScores, batches, padding, positions
 from asyncrl.tasks.base import Answer, Row
 from asyncrl.tasks.verify import scoring_of
 from tests.rewards import reward_models
@@ -90,6 +94,47 @@ def test_a_conversation_that_is_too_long_or_that_the_template_refuses_has_no_num
     assert (long.failure, long.detail) == ("reward_model_too_long", "48 tokens are more than max_length 40")
     assert refused.failure == "bad_row"
     assert "no system messages" in refused.detail
+
+
+def test_what_is_empty_or_longer_than_the_model_can_read_has_no_number_and_the_others_theirs(tmp_path: Path) -> None:
+    template = "{% for message in messages %}{{ message.content }}{% endfor %}"
+    scores = RewardScores(RewardModel(path=str(reward_models.make(tmp_path, template=template, positions=32))))
+    empty, long, good = numbers(scores, [chat("", ""), chat("4" * 30), chat("4")])
+    assert (empty.failure, empty.detail) == ("bad_row", "the chat template makes nothing of it")
+    assert (long.failure, long.detail) == (
+        "reward_model_too_long",
+        "34 tokens are more than the positions of the model, 32",
+    )
+    assert good.value == pytest.approx(reward_models.alone(tmp_path, "2+2?4"), abs=1e-5)
+
+
+def test_positions_that_are_stretched_are_no_limit() -> None:
+    assert positions(LlamaConfig(max_position_embeddings=64)) == 64
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "rope_theta": 1e4}
+    assert positions(LlamaConfig(max_position_embeddings=64, rope_scaling=yarn)) is None
+    assert positions(BloomConfig()) is None
+
+
+def test_an_adapter_is_refused(model: Path, tmp_path: Path) -> None:
+    """transformers would load it onto its base, and leave out the head that was trained with it: another number."""
+    base = LlamaForSequenceClassification.from_pretrained(model)
+    settings = LoraConfig(task_type="SEQ_CLS", target_modules=["q_proj"], modules_to_save=["score"])
+    get_peft_model(base, settings).save_pretrained(tmp_path)
+    PreTrainedTokenizerFast.from_pretrained(model).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"is an adapter.*Merge it into its base model"):
+        RewardScores(RewardModel(path=str(tmp_path)))
+
+
+def test_code_of_a_models_repository_is_never_run(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = shutil.copytree(model, tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    own = {"model_type": "own", "auto_map": {"AutoConfig": "own.C", "AutoModelForSequenceClassification": "own.M"}}
+    (folder / "config.json").write_text(json.dumps({**config, **own}))
+    (folder / "own.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+    monkeypatch.setattr("builtins.input", lambda *_: "y")  # what transformers asks must not be answered by anybody
+    with pytest.raises(ValueError, match="trust_remote_code"):
+        RewardScores(RewardModel(path=str(folder)))
+    assert not (tmp_path / "ran").exists()
 
 
 def test_what_is_too_much_for_the_memory_is_halved_until_it_fits(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
