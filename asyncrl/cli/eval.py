@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,13 @@ GRACE_S = 10.0
 
 SAMPLES = 4
 """Answers to a prompt where neither `--n` nor `eval.n` says how many: the fewest that show whether more tries help."""
+
+
+def finite(ctx: click.Context, param: click.Parameter, number: float | None) -> float | None:
+    """What click takes for a number, without NaN and infinity: nothing passes above them, and JSON has neither."""
+    if number is not None and not math.isfinite(number):
+        raise click.BadParameter(f"{number} is no number to sample or compare with", ctx, param)
+    return number
 
 
 def whole_numbers(ctx: click.Context, param: click.Parameter, text: str | None) -> list[int] | None:
@@ -40,10 +48,17 @@ def whole_numbers(ctx: click.Context, param: click.Parameter, text: str | None) 
 )
 @click.option("--k", "ks", callback=whole_numbers, metavar="K,...", help="Of pass@k; left out: 1, 2, 4, ... up to n.")
 @click.option("--prompts", type=click.IntRange(min=1), help="Held-out rows, from the first; left out: eval.prompts.")
-@click.option("--temperature", type=click.FloatRange(min=0), help="0 is greedy; left out: eval.sampling's.")
+@click.option(
+    "--temperature", type=click.FloatRange(min=0), callback=finite, help="0 is greedy; left out: eval.sampling's."
+)
 @click.option("--max-tokens", type=click.IntRange(min=1), help="Of an answer; left out: eval.sampling's.")
 @click.option("--seed", type=click.IntRange(min=0), help="Of sampling and intervals; left out: run.seed.")
-@click.option("--pass-above", type=float, help="An answer passes if its reward is above; left out: eval.pass_above.")
+@click.option(
+    "--pass-above",
+    type=float,
+    callback=finite,
+    help="An answer passes if its reward is above; left out: eval.pass_above.",
+)
 @click.option("--by", "difficulty", metavar="COLUMN", help="Results by a column of the rows, too: eval.difficulty.")
 @click.option("--gate", metavar="RULES", help="default, rules, or a YAML file of them; exit code 1 unless all hold.")
 @click.option("--json", "file", type=click.Path(path_type=Path, dir_okay=False), help="Write it all, answers too.")

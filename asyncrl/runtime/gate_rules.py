@@ -26,6 +26,9 @@ DEFAULT = "default"
 Condition = Literal[">=", ">", "<=", "<", "better", "not worse", "not worse by"]
 
 METRICS = ("reward", "unscored", "truncated", "tokens", "tokens_per_success")
+SHARES = ("wrong/", "unscored", "truncated")
+"""Beginnings of the names of those that are a share of the answers, besides `NUMBERED`."""
+
 NAMED = re.compile(r"(?:reward|wrong)/\S+")
 CLASS = re.compile(r"[a-z][a-z0-9_.-]*")
 
@@ -118,6 +121,7 @@ def _rule(text: str, where: str) -> Rule | Literal["default"]:
             "METRIC not worse by NUMBER%, or default"
         )
     metric, task = _metric(found["metric"], f"{where}{text!r}"), found["task"] or ""
+    _check_share(metric, found["bound"] or found["margin"], found["percent"] or found["relative"], f"{where}{text!r}")
     if found["sign"]:
         bound = float(found["bound"]) / (100 if found["percent"] else 1)
         return Rule(text, metric, cast(Condition, found["sign"]), task, bound)
@@ -129,6 +133,14 @@ def _rule(text: str, where: str) -> Rule | Literal["default"]:
     if margin < 0:
         raise GateError(f"{where}{text!r}: by how much it may be worse is not below 0")
     return Rule(text, metric, "not worse by", task, margin / (100 if relative else 1), relative=relative)
+
+
+def _check_share(metric: str, number: str | None, percent: str | None, where: str) -> None:
+    """A share is compared with a share: `malformed <= 2` would hold whatever comes out, and was meant as 2 %."""
+    if number is None or percent or not (NUMBERED.fullmatch(metric) or metric.startswith(SHARES)):
+        return
+    if not 0 <= float(number) <= 1:
+        raise GateError(f"{where}: {metric.removeprefix('wrong/')} lies between 0 and 1: write {number}%, or a share")
 
 
 def _metric(name: str, where: str) -> str:

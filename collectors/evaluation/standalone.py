@@ -16,12 +16,12 @@ from asyncrl.collectors.engines.base import Sampling
 from asyncrl.collectors.evaluation.heldout import Evaluation, evaluate
 from asyncrl.collectors.fleet import CollectorError, Fleet, engine_makers
 from asyncrl.collectors.playing import start_all, task_parts
-from asyncrl.collectors.rollout import run_of, sampling_of
+from asyncrl.collectors.rollout import PromptError, Prompts, run_of, sampling_of
 from asyncrl.collectors.seats import Seats
 from asyncrl.config.curricula import with_curricula
 from asyncrl.config.recipe import Recipe
 from asyncrl.staleness import Weights
-from asyncrl.tasks.base import Split
+from asyncrl.tasks.base import Split, TaskError
 from asyncrl.weights.base import StagedWeights
 
 LOOK_S = 2.0
@@ -60,6 +60,8 @@ async def evaluate_folder(
     whole = msgspec.structs.replace(recipe, weights=msgspec.structs.replace(recipe.weights, lora="merged"))
     fleet = Fleet(engine_makers(whole, "eval", model_path))
     prompts = min(prompts, task.heldout_rows) if split == "heldout" else prompts
+    if difficulty is not None:
+        await asyncio.to_thread(_check_column, task, difficulty, prompts, split)
     try:
         await start_all(player, fleet)
         await _serve(fleet, await asyncio.to_thread(partial(own_weights, recipe, model_path, weights)))
@@ -96,6 +98,20 @@ def own_weights(recipe: Recipe, model_path: Path, weights: Weights) -> StagedWei
     )
     tensors, tied = model_tensors(model)
     return StagedWeights(weights, dict(tensors), tied, combined_checksum(tensors))
+
+
+def _check_column(task: Prompts, column: str, rows: int, split: Split) -> None:
+    """Raise TaskError unless one of these rows has the column: results by a misspelled one would be one group."""
+    known: set[str] = set()
+    for index in range(rows):
+        try:
+            known |= (task.heldout(index) if split == "heldout" else task.train(index)).row.info.keys()
+        except PromptError:
+            continue
+        if column in known:
+            return
+    there = f"they have {', '.join(map(repr, sorted(known)))}" if known else "they have none"
+    raise TaskError(f"eval.difficulty (--by) is {column!r}, a key that the info of no {split} row has; {there}")
 
 
 async def _serve(fleet: Fleet, staged: StagedWeights) -> None:
