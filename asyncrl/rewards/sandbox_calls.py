@@ -260,7 +260,7 @@ class Peer:
             return {"e": [[self.encoded(item) for item in deque.__iter__(value)], value.maxlen]}
         if isinstance(value, date | time) and type(getattr(value, "tzinfo", None)) in (type(None), timezone):
             name, kind = next((name, kind) for name, kind in WHEN.items() if isinstance(value, kind))
-            return {"w": [name, kind.isoformat(value)]}
+            return {"w": [name, kind.isoformat(value), getattr(value, "fold", 0)]}
         if isinstance(value, timedelta):
             return {"l": [value.days, value.seconds, value.microseconds]}
         if not self._opened and isinstance(value, type) and TYPES.get(getattr(value, "__name__", "")) is value:
@@ -304,7 +304,7 @@ class Peer:
             "s": lambda content: set(items(content)),
             "f": lambda content: frozenset(items(content)),
             "e": lambda content: deque(items(content[0]), content[1]),
-            "w": lambda content: WHEN[content[0]].fromisoformat(content[1]),
+            "w": _when,
             "l": lambda content: timedelta(*content),
             **({"k": TYPES.__getitem__} if self._opened else {}),
             "mine": lambda content: self._handles.setdefault(int(content), Handle(self, int(content))),
@@ -368,6 +368,12 @@ class Peer:
                 break
             received += piece
         return bytes(received)
+
+
+def _when(content: Any) -> date | time:
+    name, text, fold = content
+    found: date | time = WHEN[name].fromisoformat(text)
+    return found.replace(fold=fold) if fold and isinstance(found, datetime | time) else found
 
 
 def _exception(kind: str, text: str) -> Exception:

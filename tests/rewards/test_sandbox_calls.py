@@ -89,6 +89,7 @@ def test_times_cross_with_an_offset_and_not_with_a_zone_of_their_own() -> None:
         def utcoffset(self, when: datetime | None) -> timedelta:
             return timedelta(hours=1)
 
+    assert crossed(datetime(2026, 1, 2, fold=1)).fold == 1
     for zone in (UTC, timezone(timedelta(hours=-3))):
         arrived = crossed(datetime(2026, 1, 2, 3, tzinfo=zone))
         assert (arrived, arrived.utcoffset()) == (datetime(2026, 1, 2, 3, tzinfo=zone), zone.utcoffset(None))
@@ -116,8 +117,9 @@ def test_anything_else_is_a_handle_that_equals_no_data() -> None:
     "sent",
     [
         {"x": 1},
-        {"w": ["date", "x"]},
-        {"w": ["eval", "1"]},
+        {"w": ["date", "x", 0]},
+        {"w": ["eval", "1", 0]},
+        {"w": ["time", "10:00", 2]},
         {"l": ["x"]},
         {"e": [1]},
         {"mine": math.inf},
@@ -241,7 +243,7 @@ def deep(n):
         "try:\n    apply(refuse, 5)\n    assert False\nexcept ValueError as error: assert str(error) == '5 is odd'",
         "try:\n    apply(lambda: 1 / 0)\n    assert False\nexcept ZeroDivisionError: pass",
         "try:\n    leave(0)\n    assert False\nexcept Exception as error:\n    assert 'SystemExit' in str(error)",
-        "try:\n    all(map(stop, [1]))\n    assert False\nexcept Exception as error: assert 'StopIteration' in str(error)",
+        "try:\n    all(map(stop, [1]))\n    assert False\nexcept Exception as e: assert 'StopIteration' in str(e)",
         "try:\n    next(iter(count(1)))\n    next(Empty())\n    assert False\nexcept StopIteration: pass",
         "try:\n    deep(100_000)\n    assert False\nexcept RecursionError: pass",
     ],
