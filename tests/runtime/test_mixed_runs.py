@@ -17,9 +17,9 @@ from asyncrl.tasks.build import build_task
 from asyncrl.tasks.training import train_rows
 from tests.processes import ASYNCRL, Start, within
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
-LIMIT_S = 120.0
+LIMIT_S = 200.0  # of one command: two busy cores, and the built-in model once
 RECIPE = """
 extends: tiny-reverse
 run: {name: mixed, deterministic: true, output_dir: out}
@@ -37,6 +37,55 @@ eval: {at_start: false, prompts: 8}
 """
 KNOWN = [f"short/train-{n}" for n in range(60)]
 """Of 180 rows, those that are left out."""
+
+
+PLAYED = """
+extends: tiny-reverse
+run: {name: played, max_steps: 3, deterministic: true, output_dir: out}
+task:
+  type: mixture
+  tasks:
+    - {name: plain, weight: 2, task: {type: reverse, digits: [1, 2]}}
+    - {name: tools, task: {type: "tasks_of_a_run:Tooled"}}
+    - {name: game, task: {type: "tasks_of_a_run:Game"}}
+collector: {group_size: 2, max_turns: 3}
+learner: {groups_per_step: 4}
+objective: {advantage: gdpo}
+eval: {at_start: false, prompts: 6}
+"""
+
+TASKS = '''
+from asyncrl.environments.base import Step
+from asyncrl.tasks.base import Row
+
+def twice(n: int) -> int:
+    """Twice a number.
+
+    Args:
+        n: The number.
+    """
+    return 2 * n
+
+class Tooled:
+    tools = [twice]
+    def rows(self, split): return [Row(f"{split}/{n}", f"twice {n}", answer=str(2 * n)) for n in range(10)]
+    def score(self, row, answer): return {"right": float(answer.text == row.answer)}
+
+class Three:
+    """Over after the third answer, whatever was said."""
+    def reset(self, row, seed):
+        self.answers = 0
+        return [{"role": "user", "content": f"go on {row.id}"}]
+    def step(self, answer):
+        self.answers += 1
+        if self.answers == 3:
+            return Step(done=True, reward=1.0)
+        return Step([{"role": "user", "content": "more"}], reward=len(answer.text) / 100)
+
+class Game:
+    def rows(self, split): return [Row(f"g{n}", "a game") for n in range(10)]
+    def environment(self): return Three()
+'''
 
 
 def rates(folder: Path, known: list[str]) -> None:
@@ -105,3 +154,31 @@ def test_a_run_that_was_killed_and_goes_on_asks_what_it_would_have_asked(
         assert step["reward/mean"] == pytest.approx(mixed)
     evaluation, *_ = [json.loads(path.read_text()) for path in (tmp_path / "out" / "eval").glob("*.json")]
     assert Counter(answer["task"] for answer in evaluation["answers"]) == {"short": 4, "long": 4}, "evenly"
+
+
+def test_tasks_of_one_and_of_several_answers_are_trained_and_evaluated_together(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "recipe.yaml").write_text(PLAYED)
+    (tmp_path / "tasks_of_a_run.py").write_text(TASKS)
+    process = start(*ASYNCRL, "run", "recipe.yaml", cwd=tmp_path)
+    said, errors = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 0, said + errors
+    rows = Archive(tmp_path / "out" / "archive").table().to_pylist()
+    first = [row for row in rows if row["segment"] == 0]
+    assert Counter(row["task"] for row in first) == {"plain": 12, "tools": 6, "game": 6}, "2 to 1 to 1, in each step"
+    assert all(row["row_id"].startswith(f"{row['task']}/") for row in rows)
+    by_task = {name: [row for row in first if row["task"] == name] for name in ("plain", "tools", "game")}
+    parts = {name: {part for row in of for part, _ in row["reward_parts"]} for name, of in by_task.items()}
+    assert parts == {"plain": {"exact"}, "tools": {"right"}, "game": {"turns"}}
+    whole = [row for row in by_task["game"] if "ended_by" not in json.loads(row["info"])]  # no answer was cut off
+    assert whole
+    assert all(json.loads(row["info"])["turns"] == 3 for row in whole)
+    assert all(row["reward"] >= 1.0 for row in whole), "the last turn's, and what each answer before earned"
+    assert {len(row["turn_offsets"]) for row in by_task["plain"]} == {1}
+
+    records = [json.loads(line) for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
+    for step in (record for record in records if "reward/mean" in record):
+        assert all(step[f"reward/mean/{name}"] is not None for name in by_task), "in order, each batch has all of them"
+        assert step["turns/mean"] > 1
+    evaluation, *_ = [json.loads(path.read_text()) for path in (tmp_path / "out" / "eval").glob("*.json")]
+    assert Counter(answer["task"] for answer in evaluation["answers"]) == {"plain": 2, "tools": 2, "game": 2}
+    assert all(answer["reward"] is not None for answer in evaluation["answers"])
