@@ -35,8 +35,8 @@ TOO_COMPLEX = "too_complex"
 TIMEOUT = "timeout"  # of the algebra over this answer
 
 ALGEBRA_S = 2.0
-"""Seconds for computing with an answer. A comparison takes 5 ms; `simplify` may take for ever on an answer that no row
-would expect."""
+"""Seconds of computing with an answer, not of time: a right answer is no less right where a machine has other work. A
+comparison takes 5 ms; `simplify` may take for ever on an answer that no row would expect."""
 
 
 class MathAnswer:
@@ -102,7 +102,7 @@ class MathAnswer:
             except ValueError as error:
                 raise _bad(row, one.source, error) from None
         try:
-            with limit(self._limit_s):
+            with limit(self._limit_s, of="computing"):
                 found = [compared(one, text) for one in others]
         except Late:
             return TIMEOUT, f"more than {self._limit_s:g} s of algebra: {text!r:.200}"

@@ -53,7 +53,7 @@ class Gold:
         if self.number is not None or self.said is not None or as_written(self.text):
             return
         try:
-            with limit(limit_s):
+            with limit(limit_s, of="computing"):
                 _ = self.parsed
         except Late:
             raise ValueError(f"reading it takes longer than {limit_s:g} s") from None
@@ -74,6 +74,8 @@ def gold(source: str) -> Gold:
     if WORDS.fullmatch(text):
         raise ValueError("words: use {type: exact} or {type: f1}, or write \\text{...}")
     marked = TEXT.fullmatch(text) is not None and not any(sign.isdigit() for sign in text)
+    if marked and not folded(text):
+        raise ValueError("nothing is left of it")
     return Gold(source, text, read(text), folded(text) if marked else None)
 
 

@@ -11,7 +11,9 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import Literal
 
+TIMERS = {"time": (signal.ITIMER_REAL, signal.SIGALRM), "computing": (signal.ITIMER_PROF, signal.SIGPROF)}
 AGAIN_S = 0.1
 """After which what swallowed the first `Late` is interrupted again."""
 
@@ -21,9 +23,10 @@ class Late(BaseException):
 
 
 @contextmanager
-def limit(seconds: float) -> Iterator[None]:
+def limit(seconds: float, *, of: Literal["time", "computing"] = "time") -> Iterator[None]:
     """Raise Late in here after so many seconds. Only in the main thread, in which a verifier process verifies: no
-    other can be interrupted, and elsewhere there is no limit."""
+    other can be interrupted, and elsewhere there is no limit. of: time that passes, or time in which this process
+    computes, which is the same on a machine that has other work."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -31,10 +34,11 @@ def limit(seconds: float) -> Iterator[None]:
     def late(signum: int, frame: FrameType | None) -> None:
         raise Late
 
-    before = signal.signal(signal.SIGALRM, late)
-    signal.setitimer(signal.ITIMER_REAL, seconds, AGAIN_S)
+    timer, sent = TIMERS[of]
+    before = signal.signal(sent, late)
+    signal.setitimer(timer, seconds, AGAIN_S)
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0.0)
-        signal.signal(signal.SIGALRM, before)
+        signal.setitimer(timer, 0.0)
+        signal.signal(sent, before)

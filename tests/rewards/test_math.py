@@ -120,6 +120,9 @@ def test_any_of_several_expected_answers_is_right() -> None:
         ("", "not empty"),
         (None, "not empty"),
         (float("nan"), "not empty"),
+        (0.5, "not empty: write '0.5'"),
+        (10**20, "more than 64 bits: write it as text"),
+        (r"\text{ }", "nothing is left"),
         (True, "not empty"),
         ([], "not empty"),
         (["5", None], "not empty"),
@@ -164,12 +167,21 @@ def test_a_long_answer_is_right_character_for_character_and_else_not_computed() 
 
 def test_algebra_over_an_answer_ends_at_its_limit_and_the_next_answer_is_scored() -> None:
     hasty = MathAnswer(Math(timeout_s=0.0002))
-    before = signal.getsignal(signal.SIGALRM)
+    before = signal.getsignal(signal.SIGPROF)
     slow = r"\boxed{\sqrt{\sin(x^3)+\cos(x)} + \frac{(x+1)^{50}}{\log(x^2+3)}}"
     assert verdict("y", slow, hasty) == (0.0, "timeout")
-    assert signal.getsignal(signal.SIGALRM) is before
-    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+    assert signal.getsignal(signal.SIGPROF) is before
+    assert signal.getitimer(signal.ITIMER_PROF) == (0.0, 0.0)
     assert verdict("y", r"\boxed{z}") == (0.0, "wrong_answer")
+
+
+def test_a_limit_of_computing_does_not_count_what_a_machine_does_beside_it() -> None:
+    with limit(0.05, of="computing"):
+        time.sleep(0.3)
+    with pytest.raises(Late), limit(0.05):
+        time.sleep(30)
+    with pytest.raises(Late), limit(0.05, of="computing"):
+        sum(1 for _ in iter(int, 1))  # for ever
 
 
 def test_a_limit_holds_although_the_first_interruption_is_swallowed() -> None:
