@@ -24,15 +24,25 @@ _BAR = 120
 """Pixels of the highest bar."""
 
 _STYLE = """
-body { font: 15px/1.45 system-ui, sans-serif; margin: 2em auto; max-width: 76em; padding: 0 1em; color: #1b1f24; }
-table { border-collapse: collapse; width: 100%; }
-th, td { text-align: left; vertical-align: top; padding: .3em .6em; border-top: 1px solid #d0d7de; }
+:root { color-scheme: light dark; --text: #1b1f24; --page: #fff; --line: #d0d7de; --warn: #fff8c5; --good: #dafbe1; }
+@media (prefers-color-scheme: dark) {
+  :root { --text: #e6edf3; --page: #0d1117; --line: #30363d; --warn: #2e2508; --good: #0f2b18; }
+}
+body { font: 15px/1.45 system-ui, sans-serif; margin: 2em auto; max-width: 76em; padding: 0 1em;
+  color: var(--text); background: var(--page); overflow-wrap: anywhere; }
+h1 { font-size: 1.6em; } h2 { font-size: 1.25em; }
+.wide { overflow-x: auto; }
+table { border-collapse: collapse; width: 100%; min-width: 56em; overflow-wrap: normal; }
+th, td { text-align: left; vertical-align: top; padding: .3em .6em;
+  border-top: 1px solid var(--line); }
+td:first-child { white-space: nowrap; }
 td.text { white-space: pre-wrap; overflow-wrap: anywhere; font-family: ui-monospace, monospace; font-size: 13px; }
-dl { display: grid; grid-template-columns: max-content 1fr; gap: .2em 1.2em; }
+dl { display: grid; grid-template-columns: max-content minmax(0, 1fr); gap: .2em 1.2em; }
 dt { font-weight: 600; } dd { margin: 0; }
-.verdict { padding: .6em 1em; border-left: 6px solid #bf8700; background: #fff8c5; }
-.verdict.train { border-color: #1a7f37; background: #dafbe1; }
-.bars rect { fill: #54aeff; } .bars text { font-size: 11px; text-anchor: middle; }
+.verdict { padding: .6em 1em; border-left: 6px solid #bf8700; background: var(--warn); }
+.verdict.train { border-color: #1a7f37; background: var(--good); }
+.bars { max-width: 100%; height: auto; }
+.bars rect { fill: #54aeff; } .bars text { font-size: 11px; text-anchor: middle; fill: currentColor; }
 """
 
 _FILTER = """
@@ -67,13 +77,14 @@ def page(document: Mapping[str, Any]) -> str:
         "<h2>Numbers</h2>",
         f"<dl>{''.join(f'<dt>{_text(name)}</dt><dd>{_text(value)}</dd>' for name, value in fact_rows(document))}</dl>",
         f"<h2>Answers</h2>{_choice(classes)}",
-        "<table><thead><tr><th>id</th><th>row</th><th>prompt</th><th>answer</th><th>expected</th><th>reward</th>"
-        "<th>parts</th><th>class</th><th>tokens</th></tr></thead><tbody>",
+        '<div class="wide"><table><thead><tr><th>id</th><th>row</th><th>prompt</th><th>answer</th><th>expected</th>'
+        "<th>reward</th><th>parts</th><th>class</th><th>tokens</th></tr></thead><tbody>",
         *(_row(document["id"], n, *pair) for n, pair in enumerate(zip(answers, classes, strict=True), 1)),
-        "</tbody></table>",
+        "</tbody></table></div>",
     ]
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        f'<meta name="viewport" content="width=device-width, initial-scale=1">'
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
         f"<title>Profile of {_text(document['target'])}</title><style>{_STYLE}</style></head>\n<body>\n"
         + "\n".join(body)
@@ -111,7 +122,10 @@ def _bars(counts: Sequence[int]) -> str:
             f'<text x="{x + width / 2:g}" y="{_BAR + 12 - height}">{count}</text>'
             f'<text x="{x + width / 2:g}" y="{_BAR + 32}">{tenth / 10:g}</text>'
         )
-    return f'<svg class="bars" width="{width * len(counts)}" height="{_BAR + 40}" role="img">{"".join(drawn)}</svg>'
+    wide, high = width * len(counts), _BAR + 40
+    said = ", ".join(f"{count} at {tenth / 10:g}" for tenth, count in enumerate(counts) if count)
+    size = f'width="{wide}" height="{high}" viewBox="0 0 {wide} {high}"'
+    return f'<svg class="bars" {size} role="img" aria-label="prompts: {said}">{"".join(drawn)}</svg>'
 
 
 def _choice(classes: Sequence[str]) -> str:

@@ -88,10 +88,19 @@ def test_what_a_model_wrote_is_only_text(entry, document, text):
     assert text.isprintable() is (text in hostile.text)
 
 
+def test_a_narrow_screen_and_a_dark_one_are_thought_of(entry, document):
+    text = page(document([entry()]))
+    read = Read(text)
+    assert ("meta", "content", "width=device-width, initial-scale=1") in read.attributes
+    assert ("svg", "viewbox", "0 0 484 160") in read.attributes, "so that it may shrink"
+    assert '<div class="wide"><table>' in text, "so that it alone is scrolled"
+    assert "prefers-color-scheme: dark" in text
+
+
 def test_it_loads_nothing_and_sends_nothing(entry, document):
     read = Read(page(document([entry(answer="http://example.com/x.png")])))
     assert not {name for _, name, _ in read.attributes} & {"src", "href", "action", "srcset", "data", "onclick"}
-    (policy,) = [value for tag, name, value in read.attributes if (tag, name) == ("meta", "content")]
+    _, policy = (value for tag, name, value in read.attributes if (tag, name) == ("meta", "content"))
     assert policy.startswith("default-src 'none'; style-src 'sha256-")
 
 
