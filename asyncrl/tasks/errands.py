@@ -9,7 +9,7 @@ What a request wants is one of these four kinds. The requests of a kind have an 
 first ones are held out: no held-out request is ever trained, whatever the seed.
 
 What is to be copied is a number, a day too: the built-in model's warm start copies digits, and no other text. With days
-of the week it learnt the requests by heart and 0.2 to 0.4 of the held-out ones.
+of the week it got 0.2 of the held-out requests right, of 29 to train, and 0.4 of 127.
 
 `python -m asyncrl.tasks.errands > demonstrations.jsonl` writes conversations for `asyncrl sft`.
 """
