@@ -17,6 +17,7 @@ GONE = "gone"
 """Class of the last record where the answer's process did not answer any more."""
 
 SAW_THE_END = 3  # exit code of the tests then
+DEEPEST = 10_000  # calls in tests, whatever they set: beyond them what an answer sends could overflow the stack
 RUNTIME_ERROR = "runtime_error"
 WRONG_OUTPUT = "wrong_output"
 MEMORY = "memory"
@@ -53,6 +54,8 @@ def run_tests(peer: Peer, items: list[list[Any]], *, ticks: int, records: int) -
         os.write(records, line.encode() + b"\n")
         os.write(ticks, b".")
 
+    set_limit = sys.setrecursionlimit
+    sys.setrecursionlimit = lambda limit: set_limit(min(limit, DEEPEST))
     try:
         module = sys.modules["__main__"] = types.ModuleType("__main__")  # where unittest.main() looks for tests
         namespace = module.__dict__

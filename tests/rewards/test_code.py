@@ -171,6 +171,22 @@ def test_names_that_are_no_names_are_wrong_not_unscored(check: Check) -> None:
         assert check(code, TESTS, "quick").parts == {"code": 0.0}
 
 
+def test_an_answer_that_is_deeper_than_a_stack_is_wrong_not_unscored(check: Check) -> None:
+    """Where tests allow for it, for programs that recurse, Python's own limit does not keep it from them."""
+    code = (
+        "import os, time\n"
+        "def send(body):\n"
+        "    body = len(body).to_bytes(4, 'big') + body\n"
+        "    while body: body = body[os.write(4, body):]\n"
+        'send(b\'["names", [["double", {"mine": 0}]]]\')\n'
+        "os.read(4, 999)\n"
+        "send(b'[\"value\", ' + b'{\"t\": [' * 2_000_000 + b']}' * 2_000_000 + b', []]')\n"
+        "time.sleep(600)"
+    )
+    test = "import sys\nsys.setrecursionlimit(10**7)\nassert double(2) == 4"
+    assert check(code, test).parts == {"code": 0.0}
+
+
 def test_what_a_program_leaves_behind_costs_the_next_one_nothing(check: Check) -> None:
     """Its folder is removed when its score is said already. The name is one that this took for folders of its own."""
     left = "import os\nfor n in range(9): os.makedirs(f'.{n}.removed/a'), os.mkdir(str(n))\ndef double(n): return 5"
