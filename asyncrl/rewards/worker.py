@@ -81,11 +81,14 @@ def main() -> None:
         write_frame(replies, Ready({}, last_line(error)))
         return
     write_frame(replies, ready)
+    own = os.getpid()
     while calls := read_frame(requests):
         for call in msgspec.msgpack.decode(calls, type=list[bytes]):
             part, row, answer = msgspec.msgpack.decode(call)
             began = time.perf_counter()
             found = verdict(scorer, part, row, answer)
+            if os.getpid() != own:  # a child that the task forked, and that came back: it would answer other calls
+                os._exit(1)
             write_frame(replies, Scored(found, time.perf_counter() - began))
     sys.stdout.flush()
     os._exit(0)  # not sys.exit: threads of the task's would be waited for, and nobody is left who could end the wait

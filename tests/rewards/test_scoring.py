@@ -80,6 +80,16 @@ async def test_a_violation_above_0_is_told_and_never_a_reward(functions: Callabl
 
 
 @pytest.mark.asyncio
+async def test_a_child_that_a_function_forks_and_that_comes_back_answers_nothing(
+    functions: Callable[[str], None],
+) -> None:
+    functions("import os, time\ndef score(row, answer): os.fork() or 1 / 0; time.sleep(0.5); return float(answer.text)")
+    task = task_of({"type": "function", "function": "rewards_of_test:score"})
+    found = await scored(task, said("1"), said("2"), said("3"))
+    assert [(score.failure, score.reward) for score in found] == [("", 1.0), ("", 2.0), ("", 3.0)]
+
+
+@pytest.mark.asyncio
 async def test_the_first_part_of_the_recipe_that_finds_something_wrong_names_the_class(
     functions: Callable[[str], None],
 ) -> None:
