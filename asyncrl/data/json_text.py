@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 from asyncrl.data.errors import RowError
@@ -51,7 +52,14 @@ def _no_constants(literal: str) -> None:
     raise ValueError(f"{literal} is not JSON: write a number, a string, or null")
 
 
-DECODER = json.JSONDecoder(object_pairs_hook=_no_duplicates, parse_constant=_no_constants)
+def _finite(literal: str) -> float:
+    value = float(literal)
+    if math.isinf(value):
+        raise ValueError(f"the number {literal:.40} is too large: write another, or a string")
+    return value
+
+
+DECODER = json.JSONDecoder(object_pairs_hook=_no_duplicates, parse_constant=_no_constants, parse_float=_finite)
 
 
 def kind(value: Any) -> str:

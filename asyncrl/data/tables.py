@@ -8,6 +8,7 @@ often a million rows.
 from __future__ import annotations
 
 import json
+import math
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
@@ -68,6 +69,7 @@ class Table:
         self.sources: Sequence[Path] = sources or [path]
         left_out: dict[str, None] = {}
         self._places: list[tuple[Part, int, pa.RecordBatch]] = []
+        self._has_floats = any(_has_floats(field.type) for part in parts for field in part.schema)
         for part in parts:
             names = part.schema.names
             if repeated := next((name for name in names if names.count(name) > 1), None):
@@ -99,7 +101,7 @@ class Table:
             raise DataError(
                 f"{self.path}:{self.number(position)} is damaged: {_first_line(error)}: write the file again"
             ) from error
-        return row
+        return _without_nan(row) if self._has_floats else row
 
 
 def parquet(path: Path) -> Table:
@@ -231,6 +233,23 @@ def _is_json(kind: pa.DataType) -> bool:
     if pa.types.is_struct(kind):
         return all(_is_json(kind.field(n).type) for n in range(kind.num_fields))
     return any(is_of(kind) for is_of in PLAIN)
+
+
+def _has_floats(kind: pa.DataType) -> bool:
+    if pa.types.is_struct(kind):
+        return any(_has_floats(kind.field(n).type) for n in range(kind.num_fields))
+    if any(is_of(kind) for is_of in NESTED) or pa.types.is_dictionary(kind):
+        return _has_floats(kind.value_type)
+    return bool(pa.types.is_floating(kind))
+
+
+def _without_nan(value: Any) -> Any:
+    """With null for numbers that are none, with which columnar files say that a value is missing, and JSON has not."""
+    if isinstance(value, dict):
+        return {key: _without_nan(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_without_nan(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _first_line(error: Exception) -> str:

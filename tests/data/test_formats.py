@@ -349,3 +349,16 @@ def test_a_user_who_says_nothing_asks_nothing(tmp_path: Path) -> None:
     dataset = opened(jsonl(tmp_path / "a.jsonl", [*ROWS, {"prompt": blank, "answer": "1"}]), bad_rows="skip")
     assert dataset.document()["read"]["train"]["left_out"]["empty"]["rows"] == 1
     assert len(everything(dataset)) == len(ROWS)
+
+
+def test_numbers_that_json_cannot_hold_are_null_in_columns_and_refused_in_json(tmp_path: Path) -> None:
+    """Or a document of an evaluation by such a column could not be written."""
+    numbers = [float("nan"), float("inf"), 0.5]
+    inside = [{"a": [one]} for one in numbers]
+    table = {"prompt": ["a", "b", "c"], "answer": ["1", "2", "3"], "level": numbers, "inside": inside}
+    pq.write_table(pa.table(table), tmp_path / "rows.parquet")
+    found = [dict(row.info) for row in everything(opened(tmp_path / "rows.parquet"))]
+    assert found == [{"level": one, "inside": {"a": [one]}} for one in (None, None, 0.5)]
+    (tmp_path / "a.jsonl").write_text('{"prompt": "a", "answer": "1", "level": 1e999}\n')
+    with pytest.raises(DataError, match=r"a\.jsonl:1: the number 1e999 is too large"):
+        opened(tmp_path / "a.jsonl")
