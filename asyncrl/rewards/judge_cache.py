@@ -1,7 +1,7 @@
 """Replies of judges, kept in a folder: the same question is paid for once, also by the next run and by other processes.
 
 A table in SQLite, which makes each entry whole or absent, with several processes at once and after a kill. A reply is a
-function of all that was asked, so nothing in it ever has to change; the folder can be removed at any time.
+function of all that was asked, so nothing in it has to change while it can be read; the folder can be removed at any time.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class ReplyCache:
         return None if found is None else str(found[0])
 
     def put(self, key: bytes, reply: str) -> None:
-        """Keep a reply. The first one stays: two processes that asked at once go on with the same."""
-        self._table.execute("INSERT OR IGNORE INTO replies VALUES (?, ?)", (key, reply))
+        """Keep a reply, in the place of one that cannot be read, or that another process kept meanwhile."""
+        self._table.execute("INSERT OR REPLACE INTO replies VALUES (?, ?)", (key, reply))
 
     def close(self) -> None:
         self._table.close()
