@@ -17,6 +17,7 @@ are not tried either.
 
 from __future__ import annotations
 
+import copy
 import difflib
 import json
 from collections.abc import Mapping, Sequence
@@ -109,7 +110,7 @@ class ToolCallVerifier:
     def _is_safe(self, call: ToolCall) -> bool:
         if call.name not in self._safe:
             return True
-        said = self._safe[call.name](dict(call.arguments))
+        said = self._safe[call.name](copy.deepcopy(call.arguments))  # what it does to them, it does to its own
         if said is None:  # a `return` was forgotten: neither allowed nor forbidden
             raise ValueError(f"the policy of {call.name} returned None: return True or False")
         return bool(said)
@@ -121,7 +122,7 @@ class ToolCallVerifier:
             return "", ""
         try:
             with limit(self._part.call_timeout_s):
-                function(**call.arguments)
+                function(**copy.deepcopy(call.arguments))
         except Late:
             return TIMEOUT, f"{call.name} took longer than call_timeout_s = {self._part.call_timeout_s:g} s"
         except MemoryError:

@@ -249,6 +249,29 @@ def test_a_tool_without_a_policy_is_let_through_and_counts_as_executed() -> None
     assert unchecked.wrong == "wrong_arguments"  # without the predicate nothing is unsafe
 
 
+def test_what_a_policy_or_a_tool_does_to_the_arguments_changes_nothing_of_the_answer(
+    functions: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def spoil(arguments: dict[str, Any]) -> bool:
+        arguments["to"].append("eve")
+        return True
+
+    received: list[list[str]] = []
+
+    def send(to: list[str]) -> None:
+        received.append([*to])
+        to.clear()
+
+    monkeypatch.setattr(functions, "spoil", spoil, raising=False)
+    monkeypatch.setattr(functions, "send", send, raising=False)
+    tools = [{"type": "function", "function": {"name": "send", "parameters": {"type": "object"}}}]
+    policy = ToolPolicy(name="send", function="tools_of_test:send", safe="tools_of_test:spoil")
+    call = {"name": "send", "arguments": {"to": ["ann"]}}
+    found = ToolCallVerifier(ToolCall(tool_format="json", tools=[policy])).verify(row(call, tools), answer(call))
+    assert (found.wrong, received) == ("", [["ann"]])
+    assert json.loads(found.read) == call
+
+
 def test_its_numbers_can_be_weighted_and_named() -> None:
     found = declared([ToolCall(name="call", weight=2.0, weights=ToolCallWeights(tool=0.1))])
     assert {name: number.weight for name, number in found.items()} == {
