@@ -1,7 +1,8 @@
 """Replies of judges, kept in a folder: the same question is paid for once, also by the next run and by other processes.
 
 A table in SQLite, which makes each entry whole or absent, with several processes at once and after a kill. A reply is a
-function of all that was asked, so nothing in it has to change while it can be read; the folder can be removed at any time.
+function of all that was asked, so nothing in it has to change while it can be read; the folder can be removed at any
+time.
 """
 
 from __future__ import annotations

@@ -287,18 +287,6 @@ async def test_a_reply_is_kept_for_the_next_process_and_read_anew(tmp_path: Path
             assert len(server.questions) == asked, "another setting is another question"
 
 
-async def test_a_kept_reply_that_cannot_be_read_is_asked_for_once_and_replaced(tmp_path: Path) -> None:
-    """As after a version of asyncrl that read it otherwise."""
-    async with judging(lambda *_: "7", cache=str(tmp_path)) as (judge, server):
-        await verdict(judge)
-        table = sqlite3.connect(tmp_path / "judge.sqlite")
-        table.execute("UPDATE replies SET reply = '7 or 8'")
-        table.commit()
-        table.close()
-        assert [(await verdict(judge)).parts["judge"] for _ in range(3)] == [pytest.approx(6 / 9)] * 3
-        assert len(server.questions) == 2
-
-
 async def test_several_processes_may_keep_replies_and_one_that_is_killed_leaves_no_half_of_one(
     tmp_path: Path, start: Callable[..., Any]
 ) -> None:

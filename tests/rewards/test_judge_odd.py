@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -56,7 +58,7 @@ async def test_a_reply_without_text_says_why_and_is_asked_for_the_same_again(fie
     assert first == second, "many servers refuse a message without text"
 
 
-async def test_half_a_character_in_a_reply_costs_no_verdict(tmp_path: Any) -> None:
+async def test_half_a_character_in_a_reply_costs_no_verdict(tmp_path: Path) -> None:
     async with judging(lambda *_: message(content="so \ud800\n7"), cache=str(tmp_path)) as (judge, server):
         found = [await verdict(judge) for _ in range(2)]
     assert found[0] == found[1]
@@ -138,3 +140,15 @@ async def test_a_model_that_refuses_settings_is_told_at_the_start_with_what_to_s
             await asyncio.wait_for(judge.start(), LIMIT_S)
         await judge.close()
     assert len(str(e.value).splitlines()) <= 3
+
+
+async def test_a_kept_reply_that_cannot_be_read_is_asked_for_once_and_replaced(tmp_path: Path) -> None:
+    """As after a version of asyncrl that read it otherwise."""
+    async with judging(lambda *_: "7", cache=str(tmp_path)) as (judge, server):
+        await verdict(judge)
+        table = sqlite3.connect(tmp_path / "judge.sqlite")
+        table.execute("UPDATE replies SET reply = '7 or 8'")
+        table.commit()
+        table.close()
+        assert [(await verdict(judge)).parts["judge"] for _ in range(3)] == [pytest.approx(6 / 9)] * 3
+        assert len(server.questions) == 2
