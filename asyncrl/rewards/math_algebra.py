@@ -22,7 +22,7 @@ except ModuleNotFoundError as error:
     raise ModuleNotFoundError("the reward part `math` needs math-verify: pip install 'asyncrl[math]'") from error
 import sympy
 
-from asyncrl.rewards.math_relation import described, is_inequality, joined, kinds_differ, member_of, without_solution
+from asyncrl.rewards.math_relation import arranged, described, is_inequality, joined, member_of, without_solution
 from asyncrl.rewards.math_value import close, is_value
 from asyncrl.rewards.math_written import last_side
 
@@ -85,8 +85,9 @@ def _equal(expected: Any, given: Any, *, braces: bool) -> bool:
             expected, given = sets
         elif not both:
             return False
-    if kinds_differ(expected, given, braces=braces):
+    if (both_arranged := arranged(expected, given, braces=braces)) is None:
         return False
+    expected, given = both_arranged
     if not math_verify.verify([expected], [given], timeout_seconds=0, allow_set_relation_comp=True):
         return False
     return not without_solution(expected, given)

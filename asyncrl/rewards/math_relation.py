@@ -50,18 +50,23 @@ def member_of(found: Any) -> Any:
     return found.rhs if isinstance(found, sympy.Eq) and isinstance(found.rhs, sympy.Set) else found
 
 
-def kinds_differ(expected: Any, given: Any, *, braces: bool) -> bool:
-    """Whether two are told apart by their brackets alone: (1, 2) is a point or an interval and no set, and what stands
-    in no brackets is in the row's order if it is to be a point."""
-    pair, other = (expected, given) if _ordered(expected) else (given, expected)
-    if not _ordered(pair) or not isinstance(other, sympy.FiniteSet):
-        return False
-    elements = list(getattr(other, "_unsorted_args", other.args))
-    if not all(isinstance(one, sympy.Eq) and one.lhs.is_Symbol for one in elements):
-        # 1, 2 for an interval (1, 2) are its ends, and no answer
-        return braces or isinstance(expected, sympy.Interval) or elements != _elements(pair)
-    names = [str(one.lhs) for one in elements]
-    return names != sorted(set(names)) or braces  # x = 1, y = 2 is a point, x = 1, x = 2 is none
+def arranged(expected: Any, given: Any, *, braces: bool) -> tuple[Any, Any] | None:
+    """The two as they are to be compared, in order where one of them is a point; None if their brackets alone tell them
+    apart. (1, 2) is a point or an interval, and no set. What stands in no brackets may be a point: x = 1, y = 2 in the
+    order of the names, 1, 2 in its own."""
+    point = isinstance(expected, sympy.Tuple | sympy.Interval) or isinstance(given, sympy.Tuple | sympy.Interval)
+    listed = isinstance(expected, sympy.FiniteSet) or isinstance(given, sympy.FiniteSet)
+    if not (point and listed):
+        one, other = (_named(side) if isinstance(side, sympy.FiniteSet) else None for side in (expected, given))
+        if one is not None and other is None and isinstance(given, sympy.FiniteSet) and len(given) == len(one):
+            return one, _tuple(*_listed(given))  # 2, 1 is not x = 1, y = 2
+        return expected, given
+    if braces:
+        return None
+    found = [_point(side) for side in (expected, given)]
+    if isinstance(expected, sympy.Interval) and _named(given) is None:
+        return None  # 1, 2 for an interval (1, 2) are its ends, and no answer
+    return None if None in found else (found[0], found[1])
 
 
 def without_solution(expected: Any, given: Any) -> bool:
@@ -76,9 +81,30 @@ def without_solution(expected: Any, given: Any) -> bool:
     return not sympy.solve(expected, expected.free_symbols)  # type: ignore[no-untyped-call]
 
 
-def _ordered(found: Any) -> bool:
-    return isinstance(found, sympy.Tuple) or (isinstance(found, sympy.Interval) and bool(found.is_open))
+def _point(found: Any) -> Any:
+    if isinstance(found, sympy.Interval):
+        return _tuple(found.start, found.end) if found.is_open else None
+    if not isinstance(found, sympy.FiniteSet):
+        return found
+    named = _named(found)
+    if named is None and any(isinstance(one, sympy.Eq) for one in found.args):
+        return None  # x = 1, x = 2
+    return _tuple(*_listed(found)) if named is None else named
 
 
-def _elements(pair: Any) -> list[Any]:
-    return [pair.start, pair.end] if isinstance(pair, sympy.Interval) else list(pair.args)
+def _named(found: Any) -> Any:
+    """The point that x = 1, y = 2 is; None of anything else."""
+    listed = _listed(found) if isinstance(found, sympy.FiniteSet) else []
+    if not listed or not all(isinstance(one, sympy.Eq) and one.lhs.is_Symbol for one in listed):
+        return None
+    values = {str(one.lhs): one.rhs for one in listed}
+    return _tuple(*(values[name] for name in sorted(values))) if 1 < len(values) == len(listed) else None
+
+
+def _listed(found: Any) -> list[Any]:
+    """The elements as they were written."""
+    return list(getattr(found, "_unsorted_args", found.args))
+
+
+def _tuple(*elements: Any) -> Any:
+    return sympy.Tuple(*elements)  # type: ignore[no-untyped-call]

@@ -59,11 +59,17 @@ PERCENT = (
     r"|(?<=[\d ])(?:percent(?:age)?|pct|per cent)\b)"
 )
 DEGREE = r"(?:\^\s*\{?\s*\\circ(?![a-zA-Z])\s*\}?|\\degree(?![a-zA-Z]))"
-UNIT = r"\\(?:text|mathrm|textrm|mbox|operatorname)\s*\{(?P<unit>[^{}]*)\}(?:\s*\^\s*\{?[23]\}?)?"
 TENS = {"thousand": 3, "million": 6, "billion": 9, "trillion": 12}
-NOT_UNITS = rf"(?:hundred|dozen|{'|'.join(TENS)}|or|and|if|pi|sqrt|sin|cos|tan|log|ln|exp|mod|am|pm)\b"
+NOT_UNITS = (  # 18 (or 20) and 18 plus one are not 18
+    rf"\b(?:hundred|dozen|{'|'.join(TENS)}|pi|sqrt|sin|cos|tan|log|ln|exp|mod|am|pm|or|and|if|is|not|to|than|maybe|perhaps"
+    r"|possibly|plus|minus|times|squared|cubed|twice|double|half|wrong)\b"
+)
+UNIT = (
+    rf"\\(?:text|mathrm|textrm|mbox|operatorname)\s*\{{(?![^{{}}]*{NOT_UNITS})"
+    r"(?:[^{}\d]|\^[23]|(?<=m)[23])*\}(?:\s*\^\s*\{?[23]\}?)?"
+)
 BARE_UNIT = (
-    rf"^({NUMBER}(?:,\d{{3}})*(?:\.\d+)?|.*\\frac\{{\d+\}}\{{\d+\}})(?:\s+(?!{NOT_UNITS})"
+    rf"^({NUMBER}(?:,\d{{3}})*(?:\.\d+)?|.*\\frac\{{\d+\}}\{{\d+\}})(?!.*{NOT_UNITS})(?:\s+"
     r"(?:[a-zA-Z]{3,}|[mck]m|[mk]g|m[lLi]|ft|in|yd|lb|oz|hr)\b[a-zA-Z ./]*"  # 3 ab is a product
     r"|(?:[mck]m|[mk]g|m[lL]|ft|mph|lbs?|hrs?|mins?))(?:\^\{?[23]\}?)?$"  # 3cm is not
 )
@@ -99,7 +105,9 @@ REPLACED: list[tuple[re.Pattern[str], By]] = [
         (r"^(?:\\approx|\\simeq|\\sim)(?![a-zA-Z])", ""),
         (rf"^{FULL_TEXT}\{{(?![^{{}}]*\bnot\b)[^{{}}\d]*(?:[:=]|\bis|\bare)\s*\}}", ""),
         (r"^(?:The |the )?(?:final |Final )?[Aa]nswer(?: is)?\b\s*:?", ""),
+        (rf"^{FULL_TEXT}\{{\s*(-?\d[^{{}}]*)\}}$", r"\1"),
         (rf"{FULL_TEXT}\{{\s*([-+]?[\d.,:/ ]*\d)\s*\}}", r"\1"),
+        (r"(?<=\d)\s*[xX]\s*(?=10\s*\^)", r"\\times "),
         (r"(?<=\d)\s*(?:\\text\s*\{\s*)?([AaPp])\.?[Mm]\b\.?\s*\}?\s*$", lambda found: f" {found[1].lower()}m"),
         (r"\\[dtc]frac(?![a-zA-Z])", r"\\frac"),
         (r"\\frac\s*(\d)\s*(\d+)", r"\\frac{\1}{\2}"),
@@ -143,7 +151,8 @@ REPLACED: list[tuple[re.Pattern[str], By]] = [
             rf"^({NUMBER})\s*(?:\\text\s*\{{\s*)?({'|'.join(TENS)})\b[a-zA-Z ]*\}}?$",
             lambda found: rf"{found[1]}\times10^{{{TENS[found[2]]}}}",
         ),
-        (rf"(?<=[\d}})\]a-zA-Z!])\s*(?!\\text\s*\{{\s*{NOT_UNITS}){UNIT}\s*\.?$", ""),
+        (rf"(?<=[\d}})\]a-zA-Z!])\s*(?:\\frac\s*\{{\s*{UNIT}\s*\}}\s*\{{\s*{UNIT}\s*\}}|/?\s*{UNIT})\s*\.?$", ""),
+        (rf"(?<=[\d}})\]a-zA-Z!])\s*{UNIT}\s*$", ""),  # of m/s, the m
         (r"(?<![\d.\w}])(\d+)\s+(\d+)\s*/\s*(\d+)(?!\d)", r"\1\\frac{\2}{\3}"),
         (BARE_UNIT, r"\1"),
         (r"^(-?\d{1,3})((?: \d{3})+)(?=\.\d|$)", lambda found: found[1] + found[2].replace(" ", "")),

@@ -8,12 +8,14 @@ would else be the cheapest right answer to the question for it.
 from __future__ import annotations
 
 import re
+from fractions import Fraction
 
 from asyncrl.rewards.math_text import squeezed
 
 CLOCK = re.compile(r"(?P<hour>\d{1,2})(?::(?P<minute>[0-5]\d))?(?: (?P<half>[ap]m))?")
 NUMERAL = re.compile(r"\(?(?P<digits>[0-9A-Z]+)\)?_(?:\{\s*(?:\\text\{)?\s*)?(?P<base>\d+|[a-z]+)\s*\}*")
 AS_IT_IS = re.compile(r"\\(?:ldots|angle|triangle|overline|overrightarrow|odot)(?![a-zA-Z])")
+RATIO = re.compile(r"\d+(?:\.\d+)?(?:\s*:\s*\d+(?:\.\d+)?){2,}")
 PRIME = re.compile(r"[A-Za-z)]'+")
 UNDONE = re.compile(
     r"\\(?:i{0,3}nt|oint|sum|prod|lim|max|min|sup|inf|gcd|lcm|det|[bp]?mod|operatorname)(?![a-zA-Z])"
@@ -27,7 +29,7 @@ def as_written(text: str) -> bool:
     >>> as_written("3:30 pm"), as_written("101_2"), as_written(r"1, 2, \ldots, n"), as_written("3:4")
     (True, True, True, False)
     """
-    return bool(_clock(text) or NUMERAL.fullmatch(text) or _named(text))
+    return bool(_clock(text) or RATIO.fullmatch(text) or NUMERAL.fullmatch(text) or _named(text))
 
 
 def same_writing(expected: str, text: str) -> bool | None:
@@ -49,6 +51,9 @@ def same_writing(expected: str, text: str) -> bool | None:
     if any(numerals):
         digits = {found["digits"] if found else other for found, other in zip(numerals, (expected, text), strict=True)}
         return len(digits) == 1 and len({found["base"] for found in numerals if found}) == 1
+    ratios = RATIO.fullmatch(expected), RATIO.fullmatch(text)
+    if any(ratios):  # 1:2:3; of two numbers it is a fraction
+        return all(ratios) and _in_proportion(expected, text)
     if _named(expected) or _named(text) or PRIME.findall(expected) != PRIME.findall(text):
         return squeezed(expected) == squeezed(text)
     if not UNDONE.search(expected) and UNDONE.search(last_side(text)):
@@ -78,6 +83,13 @@ def _clock(text: str) -> str:
 
 def _time(found: re.Match[str]) -> tuple[int, int]:
     return int(found["hour"]), int(found["minute"] or 0)
+
+
+def _in_proportion(expected: str, text: str) -> bool:
+    one, other = ([Fraction(part.strip()) for part in ratio.split(":")] for ratio in (expected, text))
+    if len(one) != len(other):
+        return False
+    return all(first * other[0] == second * one[0] for first, second in zip(one, other, strict=True)) and any(other)
 
 
 def _named(text: str) -> bool:
