@@ -14,6 +14,7 @@ import pyarrow as pa
 from asyncrl.buffers.archive import Archive
 from asyncrl.config.yaml_text import parse
 from asyncrl.learners.evaluation import stored_evaluations
+from asyncrl.runtime.expected import Lookup, lookup
 from asyncrl.runtime.inspection import decoder
 from asyncrl.runtime.place import Place
 from asyncrl.staleness import Weights
@@ -30,9 +31,9 @@ def trained_pages(place: Place) -> dict[int, Page]:
     decode, _ = decoder(place, parse((place.folder / "recipe.yaml").read_text(encoding="utf-8")))
     archive = Archive(place.folder / "archive")
     steps = [Weights(lineage, n) for lineage, first, last in archive.branch() for n in range(first, last + 1)]
-    known = archive.parts()
+    known, expected = archive.parts(), lookup(place.folder)
     return {
-        step.version + 1: Page(f"step {step.version + 1}", _once(archive, step, decode))
+        step.version + 1: Page(f"step {step.version + 1}", _once(archive, step, decode, expected))
         for step in steps
         if step in known
     }
@@ -50,23 +51,24 @@ def _entries(document: Mapping[str, Any]) -> list[Shown]:
     return [_evaluated(entry) for entry in document["answers"]]
 
 
-def _once(archive: Archive, step: Weights, decode: Decode) -> Callable[[], Sequence[Shown]]:
+def _once(archive: Archive, step: Weights, decode: Decode, expected: Lookup) -> Callable[[], Sequence[Shown]]:
     """The answers of a step, read when they are first asked for."""
 
     @cache
     def load() -> Sequence[Shown]:
-        return [shown for batch in archive.groups(step) for shown in _trained(batch, decode)]
+        return [shown for batch in archive.groups(step) for shown in _trained(batch, decode, expected)]
 
     return load
 
 
-def _trained(batch: pa.RecordBatch, decode: Decode) -> list[Shown]:
-    answers, rows = answers_of(batch, decode), batch.select(["row_id", "task", "info"]).to_pylist()
-    return [_shown(answer, row) for answer, row in zip(answers, rows, strict=True)]
+def _trained(batch: pa.RecordBatch, decode: Decode, expected: Lookup) -> list[Shown]:
+    answers, rows = answers_of(batch, decode), batch.select(["ticket", "row_id", "task", "info"]).to_pylist()
+    return [_shown(answer, row, expected) for answer, row in zip(answers, rows, strict=True)]
 
 
-def _shown(answer: Answer, row: Mapping[str, Any]) -> Shown:
+def _shown(answer: Answer, row: Mapping[str, Any], expected: Lookup) -> Shown:
     info = json.loads(row["info"])
+    answer_expected, unknown = expected(row["ticket"], row["row_id"])
     return Shown(
         row_id=row["row_id"],
         member=f"member {answer.name}",
@@ -78,6 +80,8 @@ def _shown(answer: Answer, row: Mapping[str, Any]) -> Shown:
         detail=str(info.get("detail") or info.get("error") or ""),
         finish_reason=answer.finish,
         tokens=sum(answer.sampled.values()),
+        expected=answer_expected,
+        unknown=unknown,
         versions={f"{weights.lineage}/{weights.version}": n for weights, n in answer.sampled.items()},
         task=row["task"],
     )

@@ -23,7 +23,8 @@ NAMES = 10  # columns of what stands before a text
 @dataclass(frozen=True, slots=True)
 class Shown:
     """One answer. reward None: unscored. label: the class of what is wrong with it, or why it is unscored; "" if
-    neither. versions: sampled tokens by the version that sampled them. expected: None where it is not known."""
+    neither. versions: sampled tokens by the version that sampled them. expected: None where there is nothing to be
+    expected, or it is not known: then `unknown` says why."""
 
     row_id: str
     member: str
@@ -36,6 +37,7 @@ class Shown:
     finish_reason: str = ""
     tokens: int | None = None
     expected: Any = None
+    unknown: str = ""
     versions: Mapping[str, int] = field(default_factory=dict)
     task: str = ""
 
@@ -99,6 +101,8 @@ def answer_text(shown: Shown, *, title: str) -> list[Text]:
     if shown.expected is not None:
         expected = shown.expected if isinstance(shown.expected, str) else json.dumps(shown.expected, default=str)
         lines += _block("expected", expected, "cyan")
+    elif shown.unknown:
+        lines += _block("expected", f"not known here: {shown.unknown}", "dim")
     return lines
 
 

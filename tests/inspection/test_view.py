@@ -116,6 +116,15 @@ def test_what_a_model_wrote_is_shown_and_not_obeyed() -> None:
     assert json.loads(as_json(hostile))["answer"] == hostile.answer
 
 
+def test_what_was_expected_is_shown_or_why_it_is_not_known() -> None:
+    def said(shown: Shown) -> str:
+        return "\n".join(line.plain for line in answer_text(shown, title="1/1"))
+
+    assert "expected  4" in said(replace(RIGHT, expected="4"))
+    assert "expected  not known here: the file is gone\\x1b" in said(replace(RIGHT, unknown="the file is gone\x1b"))
+    assert "expected" not in said(RIGHT), "of a row that has no answer"
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf, None])
 def test_json_has_null_where_there_is_no_number(value: float | None) -> None:
     document = json.loads(as_json(replace(RIGHT, parts={"exact": value})), parse_constant=lambda name: 1 / 0)
