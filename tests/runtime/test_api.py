@@ -206,10 +206,15 @@ def test_a_notebooks_cell_runs_it_in_a_running_loop_without_a_terminal(
 @pytest.mark.timeout(300)
 def test_it_runs_in_a_thread_that_is_not_the_main_one(here: Path) -> None:
     found: list[asyncrl.Run] = []
-    thread = threading.Thread(target=lambda: found.append(asyncrl.run("tiny-reverse", **SHORT)))
+    prompts = [*(f"reverse {n}" for n in range(120, 140)), "1" * 600]
+    (here / "rows.jsonl").write_text("\n".join(json.dumps({"prompt": one, "answer": "1"}) for one in prompts))
+    task = {"type": "single-turn", "data": {"train": "rows.jsonl", "bad_rows": "skip"}}
+    thread = threading.Thread(target=lambda: found.append(asyncrl.run("tiny-reverse", task=task, **SHORT)))
     thread.start()
     thread.join(LIMIT_S)
     complete(found[0], here)
+    kept = json.loads((found[0].folder / "data.json").read_bytes())["task.data"]
+    assert (kept["train"] + kept["heldout"], kept["read"]["train"]["left_out"]["too-long"]["rows"]) == (20, 1)
 
 
 @pytest.mark.slow
