@@ -7,7 +7,7 @@ where there is nothing to average: NaN is not JSON.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -82,13 +82,8 @@ def reward_metrics(packed: Packed, violations: frozenset[str] = frozenset()) -> 
     rewards = packed.rewards[begins]
     scored = rewards[~np.isnan(rewards)]
     outcomes = outcomes_of(packed)[begins]
-    violated = 0
-    parts: dict[str, list[float]] = {}
-    for row in packed.table.column("reward_parts").filter(begins).to_pylist():
-        for name, value in row:
-            if value is not None and np.isfinite(value):
-                parts.setdefault(name, []).append(value)
-        violated += any(name in violations and (value or 0.0) < 0 for name, value in row)
+    told = packed.table.column("reward_parts").filter(begins).to_pylist()
+    violated = sum(any(name in violations and (value or 0.0) < 0 for name, value in row) for row in told)
     named = list(zip(packed.table.column("failure").filter(begins).to_pylist(), np.isnan(rewards), strict=True))
     failures = Counter(failure for failure, unscored in named if unscored)
     wrong = Counter(failure for failure, unscored in named if failure and not unscored)
@@ -97,7 +92,7 @@ def reward_metrics(packed: Packed, violations: frozenset[str] = frozenset()) -> 
         "reward/std": float(scored.std()) if len(scored) else None,
         "outcome/mean": mean(outcomes[~np.isnan(rewards)]),
         "violations": violated / max(1, len(scored)),
-        **{f"reward_part/{name}": float(np.mean(values)) for name, values in sorted(parts.items())},
+        **{f"reward_part/{name}": value for name, value in means_of_parts(told).items()},
         "unscored": len(rewards) - len(scored),
         "failures": dict(sorted(failures.items())),
         "wrong": dict(sorted(wrong.items())),
@@ -105,11 +100,31 @@ def reward_metrics(packed: Packed, violations: frozenset[str] = frozenset()) -> 
 
 
 def task_metrics(packed: Packed, tasks: Iterable[str]) -> dict[str, Any]:
-    """Rewards and outcomes of each of several tasks, by name; None of one that no scored member of the step is of."""
+    """Rewards, their parts and outcomes of each of several tasks, by name; None, and no parts, of one that no scored
+    member of the step is of."""
     begins = first_of_each(packed.answers) & ~np.isnan(packed.rewards)
     named = np.array(packed.table.column("task").filter(begins).to_pylist())
-    values = {"reward/mean": packed.rewards[begins], "outcome/mean": outcomes_of(packed)[begins]}
-    return {f"{key}/{task}": mean(value[named == task]) for key, value in values.items() for task in tasks}
+    told = packed.table.column("reward_parts").filter(begins).to_pylist()
+    rewards, outcomes = packed.rewards[begins], outcomes_of(packed)[begins]
+    found: dict[str, Any] = {}
+    for task in tasks:
+        own = named == task
+        found[f"reward/mean/{task}"] = mean(rewards[own])
+        found[f"reward/std/{task}"] = float(rewards[own].std()) if own.any() else None
+        found[f"outcome/mean/{task}"] = mean(outcomes[own])
+        parts = means_of_parts(told[n] for n in np.flatnonzero(own))
+        found.update({f"reward_part/{task}/{name}": value for name, value in parts.items()})
+    return found
+
+
+def means_of_parts(told: Iterable[Sequence[tuple[str, float | None]]]) -> dict[str, float]:
+    """The mean of each part, by name, over those of `told` that have a finite number of it."""
+    parts: dict[str, list[float]] = {}
+    for row in told:
+        for name, value in row:
+            if value is not None and np.isfinite(value):
+                parts.setdefault(name, []).append(value)
+    return {name: float(np.mean(values)) for name, values in sorted(parts.items())}
 
 
 def tokens_of_answers(packed: Packed) -> NDArray[np.int64]:

@@ -21,7 +21,7 @@ from typing import cast
 from asyncrl.buffers.archive import Archive
 from asyncrl.buffers.base import Buffer, Fenced
 from asyncrl.config.identity import identity
-from asyncrl.config.recipe import Recipe, reward_parts
+from asyncrl.config.recipe import Recipe, mixed_tasks, reward_parts
 from asyncrl.config.rewards import declared
 from asyncrl.learners import checkpoint as checkpoints
 from asyncrl.learners.arithmetic import machine, settings
@@ -205,7 +205,8 @@ async def _begin(
         }
     )
     metrics.sync()  # a lineage whose weights collectors are about to get: its number must not be given again
-    watch = Watch(declared(reward_parts(recipe.task)))
+    by_task = {name: declared(task.rewards) for name, task in mixed_tasks(recipe.task).items()}
+    watch = Watch(declared(reward_parts(recipe.task)), by_task)
     if checkpoint is not None:
         watch.resume(await asyncio.to_thread(read_metrics, run_dir / "metrics.jsonl"), parent.version)
     learner = Learner(

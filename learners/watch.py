@@ -9,7 +9,7 @@ is a warning, never an end: only a person can say whether longer answers are bet
 | `watch/length`      | answers are `LENGTH_FACTOR` times as long as at first, or as short                             |
 | `watch/repetition`  | answers repeat themselves more than at first, by `MORE_REPETITION`                             |
 | `watch/part`        | the reward rose, and more than half of that is a part that says nothing of right or wrong; or  |
-|                     | one outcome rose at another's cost                                                             |
+|                     | one outcome rose at another's cost; `watch/part/<name>`: of a task of a mixture                |
 | `watch/violations`  | the share of answers with a violation rose by `MORE_VIOLATIONS`                                |
 """
 
@@ -89,6 +89,7 @@ class Watch:
     """
 
     numbers: Mapping[str, Declared]
+    tasks: Mapping[str, Mapping[str, Declared]] = field(default_factory=dict)  # of a mixture: the same of each, by name
     steps: list[Mapping[str, Any]] = field(default_factory=list)
     _told: dict[str, int] = field(default_factory=dict)  # sign -> the step it was last seen in
 
@@ -107,7 +108,7 @@ class Watch:
         """After a step with these metrics: the signs that a person has not been told of. evaluations: by version."""
         self.steps.append(_kept(record))
         step, new = record["step"], []
-        for sign in suspicions(self.steps, evaluations, self.numbers):
+        for sign in suspicions(self.steps, evaluations, self.numbers, self.tasks):
             if step - self._told.get(sign.about, -2 * WINDOW) > WINDOW:
                 new.append(sign)
             self._told[sign.about] = step
@@ -115,13 +116,21 @@ class Watch:
 
 
 def suspicions(
-    steps: Sequence[Mapping[str, Any]], evaluations: Sequence[Evaluated], numbers: Mapping[str, Declared]
+    steps: Sequence[Mapping[str, Any]],
+    evaluations: Sequence[Evaluated],
+    numbers: Mapping[str, Declared],
+    tasks: Mapping[str, Mapping[str, Declared]] | None = None,
 ) -> list[Suspicion]:
-    """All signs that these steps (their metrics, oldest first) and evaluations show, in the order of the table."""
+    """All signs that these steps (their metrics, oldest first) and evaluations show, in the order of the table.
+
+    Whose rise a reward's is, is asked of each of several tasks by itself: parts of one say nothing of another's reward.
+    """
     found = [*_heldout(steps, evaluations)]
     if len(steps) >= 2 * WINDOW:
         first, last = steps[:WINDOW], steps[-WINDOW:]
-        found += [*_length(first, last), *_repetition(first, last), *_parts(first, last, numbers)]
+        found += [*_length(first, last), *_repetition(first, last)]
+        for task, own in (tasks or {"": numbers}).items():
+            found += _parts(first, last, own, f"/{task}" if task else "")
         found += _violations(first, last)
     return found
 
@@ -183,20 +192,21 @@ def _repetition(first: Sequence[Mapping[str, Any]], last: Sequence[Mapping[str, 
 
 
 def _parts(
-    first: Sequence[Mapping[str, Any]], last: Sequence[Mapping[str, Any]], numbers: Mapping[str, Declared]
+    first: Sequence[Mapping[str, Any]], last: Sequence[Mapping[str, Any]], numbers: Mapping[str, Declared], of: str
 ) -> list[Suspicion]:
-    """Whose rise the reward's is: parts times their weights, of which the reward is the sum."""
+    """Whose rise the reward's is: parts times their weights, of which the reward is the sum. of: "", or "/TASK"."""
     moved: dict[str, float] = {}
-    for name in sorted({key.removeprefix("reward_part/") for step in last for key in step if _is_part(key)}):
-        before, now = (_values(steps, f"reward_part/{name}") for steps in (first, last))
+    about, parts = f"watch/part{of}", f"reward_part{of}/"
+    for name in sorted({key.removeprefix(parts) for step in last for key in step if key.startswith(parts)}):
+        before, now = (_values(steps, parts + name) for steps in (first, last))
         if before and now:
             weight = numbers[name].weight if name in numbers else 1.0
             moved[name] = weight * (_mean(now) - _mean(before))
-    rise, scatter = sum(moved.values()), _mean(_values(first, "reward/std") or [0.0])
+    rise, scatter = sum(moved.values()), _mean(_values(first, f"reward/std{of}") or [0.0])
     if (
         len(moved) < 2
         or rise <= LEAST_RISE * scatter
-        or not _rose(_values(first, "reward/mean"), _values(last, "reward/mean"))
+        or not _rose(_values(first, f"reward/mean{of}"), _values(last, f"reward/mean{of}"))
     ):
         return []
     aside = {name for name in moved if name in numbers and numbers[name].role != "outcome"}
@@ -205,14 +215,14 @@ def _parts(
     if most in aside and moved[most] > rise / 2:
         return [
             Suspicion(
-                "watch/part",
+                about,
                 f"{moved[most] / rise:.0%} of the reward's rise is the part {most}, which says nothing of right or "
                 f"wrong ({shares}): give it less weight",
             )
         ]
     fell = [name for name in moved if name not in aside and moved[name] < -rise / 4]
     if fell:
-        return [Suspicion("watch/part", f"the reward rose at the cost of {', '.join(fell)} ({shares})")]
+        return [Suspicion(about, f"the reward rose at the cost of {', '.join(fell)} ({shares})")]
     return []
 
 
@@ -223,14 +233,11 @@ def _violations(first: Sequence[Mapping[str, Any]], last: Sequence[Mapping[str, 
     return [Suspicion("watch/violations", f"{_mean(now):.1%} of answers violate a rule, {_mean(before):.1%} at first")]
 
 
-def _is_part(key: str) -> bool:
-    return key.startswith("reward_part/")
-
-
 def _kept(record: Mapping[str, Any]) -> dict[str, Any]:
     """What is looked at of a step's metrics."""
     names = ("step", "reward/mean", "reward/std", "outcome/mean", "length/mean", "length/repetition", "violations")
-    return {key: value for key, value in record.items() if key in names or _is_part(key)}
+    of_tasks = ("reward_part/", "reward/mean/", "reward/std/")
+    return {key: value for key, value in record.items() if key in names or key.startswith(of_tasks)}
 
 
 def _values(steps: Iterable[Mapping[str, Any]], name: str) -> list[float]:

@@ -197,12 +197,14 @@ def test_a_batch_in_which_nothing_is_scored_has_no_averages_and_no_nan(make_row,
 def test_rewards_of_each_task_of_a_mixture_stand_apart(make_row, make_group) -> None:
     def of(task: str, number: int, *rewards: float, **info: float):
         made = (make_row([1], [2], [-1.0], reward=r, weights=Weights(1, 3), member=n) for n, r in enumerate(rewards))
-        rows = [replace(row, info=info) for row in made]
+        rows = [replace(row, info=info, reward_parts={"exact": row.reward}) for row in made]
         return to_batch(replace(make_group(rows, ticket=number), task=task))
 
     packed = pack([of("a", 0, 1.0, 0.0), of("b", 1, -0.5, math.nan, outcome=1.0), of("a", 2, 1.0)])
     assert task_metrics(packed, ["a", "b", "c"]) == {
         **{"reward/mean/a": pytest.approx(2 / 3), "reward/mean/b": -0.5, "reward/mean/c": None},
         **{"outcome/mean/a": pytest.approx(2 / 3), "outcome/mean/b": 1.0, "outcome/mean/c": None},
+        **{"reward/std/a": pytest.approx(2**0.5 / 3), "reward/std/b": 0.0, "reward/std/c": None},
+        **{"reward_part/a/exact": pytest.approx(2 / 3), "reward_part/b/exact": -0.5},
     }
     assert task_metrics(packed, []) == {}

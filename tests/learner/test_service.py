@@ -68,7 +68,8 @@ def check_names(records: list[dict[str, Any]]) -> None:
             assert set(record) == {"event", "time", *names.EVENTS[record["event"]]}
             continue
         written = {"reward_part/<name>" if key.startswith("reward_part/") else key for key in record}
-        sometimes = {"nonfinite_values", "reward/mean/<name>", "outcome/mean/<name>"}  # the latter two of mixtures
+        of_mixtures = {"reward/mean/<name>", "reward/std/<name>", "outcome/mean/<name>", "reward_part/<name>/<name>"}
+        sometimes = {"nonfinite_values", *of_mixtures}
         assert written - sometimes == set(names.step_names()) - sometimes
         for buckets in (record["by_age"], record["by_length"]):
             assert all(set(bucket) == set(names.BUCKET) for bucket in buckets.values())

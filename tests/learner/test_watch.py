@@ -75,6 +75,28 @@ def test_a_reward_that_rises_by_what_says_nothing_of_right_or_wrong_is_told_with
     assert "at the cost of exact" in signs(traded)["watch/part"]
 
 
+def test_whose_rise_it_is_is_asked_of_each_task_of_a_mixture_by_itself() -> None:
+    """A part of one task stands beside outcomes of others, of which it takes no share: as one reward they would add up
+    to more than there is."""
+    of = {
+        **{"reward/mean": (0.2, 0.6), "reward_part/exact": (0.2, 0.6), "reward_part/long": (-0.8, -0.3)},
+        **{"reward/mean/a": (0.2, 0.6), "reward_part/a/exact": (0.2, 0.6), "reward/std/a": (0.5, 0.5)},
+        **{"reward_part/a/rude": (0.0, 0.0)},
+        **{"reward/mean/b": (-0.4, 0.6), "reward_part/b/exact": (0.4, 0.9), "reward_part/b/long": (-0.8, -0.3)},
+    }
+    steps = run(**of)
+    for step in steps:
+        step |= {key.removeprefix("reward_part/"): step.pop(key) for key in list(step) if "part/reward" in key}
+    tasks = {"a": {"exact": NUMBERS["exact"], "rude": NUMBERS["rude"]}, "b": {"long": Declared(1.0, "constraint")}}
+    assert suspicions(steps, [], NUMBERS, tasks) == []
+    whole = [{key: value for key, value in step.items() if "/a" not in key and "/b" not in key} for step in steps]
+    assert "part long" in signs(whole)["watch/part"], "control: taken for one reward, most would be of `long`"
+    (sign,) = suspicions(steps, [], NUMBERS, {**tasks, "b": {"long": NUMBERS["long"]}})
+    assert (sign.about, "of the reward's rise is the part long" in sign.text) == ("watch/part/b", True)
+    watch = Watch(NUMBERS, {**tasks, "b": {"long": NUMBERS["long"]}})
+    assert [sign.about for step in steps for sign in watch.see(step, [])] == ["watch/part/b"]
+
+
 def test_violations_and_repetition_that_grow_are_told() -> None:
     assert list(signs(run(violations=(0.0, 0.1)))) == ["watch/violations"]
     assert list(signs(run(repetition=(0.1, 0.5)))) == ["watch/repetition"]
