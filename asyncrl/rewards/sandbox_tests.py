@@ -110,7 +110,7 @@ def text(value: object, of: Callable[[object], str] = str) -> str:
     try:
         return of(value)
     except Exception as error:
-        return f"a {type(value).__name__} without a text ({type(error).__name__})"
+        return f"{type(value).__name__} without a text ({type(error).__name__})"
 
 
 def same(found: object, expected: object) -> bool:

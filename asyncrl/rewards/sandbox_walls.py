@@ -184,7 +184,12 @@ def _shut_files(folder: Path, readable: Sequence[str]) -> None:
     asked = ctypes.create_string_buffer(struct.pack(f"={len(handled)}Q", *handled), 8 * len(handled))
     ruleset = call(CREATE_RULESET, asked, 8 * len(handled), 0)
     own = files & ~(EXECUTE | MAKE_CHAR | MAKE_SOCK | MAKE_FIFO | MAKE_BLOCK | IOCTL_DEV)
-    _allow(ruleset, str(folder), own)
+    try:
+        _allow(ruleset, str(folder), own)
+    except PermissionError:
+        raise PermissionError(
+            f"programs run as another user, who does not get to {folder}: set TMPDIR to a folder with a way for all"
+        ) from None
     for path in dict.fromkeys(readable):
         _allow(ruleset, path, READ_FILE | READ_DIR)
     for path in DEVICES:

@@ -6,6 +6,7 @@ import mmap
 import os
 import platform
 import socket
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -168,6 +169,24 @@ def test_nothing_runs_on_a_kernel_without_filters(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(sandbox_filter, "SECCOMP_GET_ACTION_AVAIL", 9999)
     with pytest.raises(Unprotected, match="no seccomp"):
         Sandbox(memory_bytes=256 << 20)
+
+
+def test_a_folder_that_nobody_gets_to_is_named_with_what_to_do(tmp_path: Path) -> None:
+    """As in a container whose root has a TMPDIR of its own, and no right to pass by modes."""
+    source = (
+        "import os, sys\n"
+        "from pathlib import Path\n"
+        "from asyncrl.rewards.sandbox_walls import _shut_files\n"
+        "if os.getuid() == 0: os.setresuid(65534, 65534, 65534)\n"
+        "try: _shut_files(Path(sys.argv[1]), [])\n"
+        "except PermissionError as error: print(error)"
+    )
+    (tmp_path / "closed" / "folder").mkdir(parents=True)
+    (tmp_path / "closed").chmod(0)
+    command = [sys.executable, "-c", source, str(tmp_path / "closed" / "folder")]
+    said = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=60, check=True).stdout
+    (tmp_path / "closed").chmod(0o700)
+    assert said.endswith("closed/folder: set TMPDIR to a folder with a way for all\n")
 
 
 def test_a_folder_is_removed_however_deep_and_closed_it_is(tmp_path: Path) -> None:
