@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
-import os
-import signal
-import sys
 import tempfile
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +15,8 @@ import msgspec
 from asyncrl.config.recipe import AgentTask, Recipe, SimulatedEngine, SingleTurnTask, tasks_by_key, to_builtins
 from asyncrl.data.dataset import Dataset
 from asyncrl.data.errors import DataError
-from asyncrl.runtime import models, tether
+from asyncrl.runtime import models
+from asyncrl.runtime.apart import run_apart
 from asyncrl.tasks.base import TaskError
 
 logger = logging.getLogger(__name__)
@@ -104,30 +100,16 @@ async def _apart(recipe: Recipe, folder: Path | None) -> dict[str, Found]:
         "recipe": {name: section for name, section in to_builtins(recipe).items() if name in ("task", "model")},
         "folder": None if folder is None else str(folder),
     }
-    with tempfile.TemporaryDirectory() as scratch, (Path(scratch) / "said").open("w+b") as said:
+    with tempfile.TemporaryDirectory() as scratch:
         answer = Path(scratch) / "found"
-        process = await asyncio.create_subprocess_exec(
-            *tether.command([sys.executable, "-P", "-m", "asyncrl.runtime.data_look", str(answer)]),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.DEVNULL,
-            stderr=said,
-            start_new_session=True,
-        )
         try:
-            async with asyncio.timeout(LIMIT_S):
-                await process.communicate(msgspec.json.encode(request))
+            ended = await run_apart("asyncrl.runtime.data_look", request, limit_s=LIMIT_S, arguments=[str(answer)])
         except TimeoutError:
             raise DataError(f"task.data: it was not looked through within {LIMIT_S:.0f} s") from None
-        finally:
-            with suppress(ProcessLookupError, PermissionError):  # nothing is left of it and of what it started
-                os.killpg(process.pid, signal.SIGKILL)
-            await process.wait()
         if not answer.is_file():
-            said.seek(0)
-            last = (said.read().decode(errors="replace").strip().splitlines() or ["it said nothing"])[-1]
             raise TaskError(
                 f"task.data: looking at its rows with the tokenizer of model.path {recipe.model.path} ended with code "
-                f"{process.returncode}: {last}"
+                f"{ended.code}: {ended.last}"
             )
         document = json.loads(answer.read_bytes())
     if error := document.get("error"):

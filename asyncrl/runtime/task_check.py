@@ -5,20 +5,14 @@ Its modules may load anything, keep threads running or end their process; the pr
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
-import signal
 import sys
-import tempfile
-from contextlib import suppress
 from pathlib import Path
-
-import msgspec
 
 from asyncrl.config.packages import ReasoningGymTask, VerifiersTask
 from asyncrl.config.recipe import AgentTask, CustomTask, Recipe, Task, tasks_by_key, to_builtins
-from asyncrl.runtime import tether
+from asyncrl.runtime.apart import run_apart
 from asyncrl.tasks.base import NotInstalled, TaskError
 
 LIMIT_S = 120.0
@@ -56,33 +50,16 @@ async def check_apart(recipe: Recipe, *, model_path: Path | None = None) -> bool
         "model_path": None if model_path is None else str(model_path),
         "trust_remote_code": recipe.model.trust_remote_code,
     }
-    # A file, not a pipe: a process that the module started and left behind would keep the pipe open.
-    with tempfile.TemporaryFile() as said:
-        process = await asyncio.create_subprocess_exec(
-            *tether.command([sys.executable, "-P", "-m", __name__]),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.DEVNULL,
-            stderr=said,
-            start_new_session=True,
-        )
-        try:
-            async with asyncio.timeout(LIMIT_S):
-                await process.communicate(msgspec.json.encode(request))
-        except TimeoutError:
-            raise TaskError(f"task.type {task.type}: it was not built within {LIMIT_S:.0f} s") from None
-        finally:
-            with suppress(ProcessLookupError, PermissionError):  # nothing is left of it and of what it started
-                os.killpg(process.pid, signal.SIGKILL)
-            await process.wait()
-        said.seek(0)
-        text = said.read().decode(errors="replace")
-    if process.returncode in (WRONG, LACKING):
-        said_last = text.rpartition(MARK)[2].strip()
-        raise TaskError(said_last) if process.returncode == WRONG else NotInstalled(said_last)
-    if process.returncode not in (BUILT, CONVERSES):
-        last = (text.strip().splitlines() or ["it said nothing"])[-1]
-        raise TaskError(f"task.type {task.type}: building it ended its process with code {process.returncode}: {last}")
-    return process.returncode == CONVERSES
+    try:
+        ended = await run_apart(__name__, request, limit_s=LIMIT_S)
+    except TimeoutError:
+        raise TaskError(f"task.type {task.type}: it was not built within {LIMIT_S:.0f} s") from None
+    if ended.code in (WRONG, LACKING):
+        message = ended.said.rpartition(MARK)[2].strip()
+        raise TaskError(message) if ended.code == WRONG else NotInstalled(message)
+    if ended.code not in (BUILT, CONVERSES):
+        raise TaskError(f"task.type {task.type}: building it ended its process with code {ended.code}: {ended.last}")
+    return ended.code == CONVERSES
 
 
 def main() -> None:
