@@ -38,6 +38,10 @@ class VerifierError(Exception):
     """No score can be made: a worker does not start, or the pool is closed. One to three lines with the fix."""
 
 
+class _Killed(VerifierError):
+    """A process was ended by a signal while it started."""
+
+
 class VerifierPool:
     """`workers` processes, each with a scorer built by `factory(**arguments)`; first come, first served.
 
@@ -175,7 +179,10 @@ class VerifierPool:
         return slot.worker
 
     async def _fill(self, slot: _Slot) -> None:
-        slot.worker = await _Worker.start(self._start)
+        try:
+            slot.worker = await _Worker.start(self._start)
+        except _Killed:  # for want of memory, or by a person: that passes, and a run should not end of it
+            slot.worker = await _Worker.start(self._start)
         self._weights = slot.worker.weights
 
     def _discard(self, slot: _Slot) -> None:
@@ -249,7 +256,7 @@ class _Worker:
                 ) from None
             if not messages:
                 code = await asyncio.wait_for(process.wait(), REAP_LIMIT_S)
-                raise VerifierError(
+                raise (_Killed if code < 0 else VerifierError)(
                     f"a verifier process ended with exit code {code} before it was ready: see its output above"
                 )
             ready = msgspec.msgpack.decode(messages[0], type=Ready)

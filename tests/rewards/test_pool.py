@@ -331,6 +331,22 @@ async def test_a_replacement_that_cannot_start_is_an_error_and_not_a_hang(make_p
 
 
 @pytest.mark.asyncio
+async def test_a_worker_that_is_killed_while_it_starts_is_started_once_more(
+    make_pool: MakePool, tmp_path: Path
+) -> None:
+    """At the start of a run and within it: as where memory is short for a moment. (Of a task that always ends so, see
+    above.)"""
+    started = tmp_path / "started"
+    body = f"try: os.mkdir({str(started)!r})\nexcept FileExistsError: pass\nelse: os.kill(os.getpid(), 9)\n{EVAL}"
+    async with make_pool(body) as pool:
+        assert (await score(pool, "1")).reward == 1.0
+        started.rmdir()
+        assert (await score(pool, "os._exit(1)")).failure == "verifier_died"
+        assert (await score(pool, "1")).reward == 1.0
+        assert started.exists()
+
+
+@pytest.mark.asyncio
 async def test_closing_ends_calls_in_flight_and_leaves_no_process(
     make_pool: MakePool, tmp_path: Path, process_ends_within: Callable[[int, float], bool]
 ) -> None:
