@@ -108,6 +108,10 @@ def open_files(given: str | Sequence[str], form: Format, *, key: str) -> Files:
     paths = [path for name in names for path in _found(name, key)]
     named: dict[Path, Path] = {}
     for path in paths:
+        try:
+            str(path).encode()
+        except UnicodeEncodeError:  # its rows would be called by it, and nothing that is called so can be sent
+            raise DataError(f"{key}: the name of a file is not UTF-8, {ascii(str(path))}: rename it") from None
         before = named.setdefault(path.resolve(), path)
         if before is not path:
             raise DataError(

@@ -362,3 +362,10 @@ def test_numbers_that_json_cannot_hold_are_null_in_columns_and_refused_in_json(t
     (tmp_path / "a.jsonl").write_text('{"prompt": "a", "answer": "1", "level": 1e999}\n')
     with pytest.raises(DataError, match=r"a\.jsonl:1: the number 1e999 is too large"):
         opened(tmp_path / "a.jsonl")
+
+
+def test_a_file_whose_name_is_no_text_is_refused(tmp_path: Path) -> None:
+    """Or its rows have ids that no verifier's process can be sent: every answer would be unscored."""
+    jsonl(tmp_path / os.fsdecode(b"caf\xe9.jsonl"))
+    with pytest.raises(DataError, match=r"train: the name of a file is not UTF-8, '\S*/caf\\udce9\.jsonl': rename it"):
+        opened(tmp_path)
