@@ -200,7 +200,8 @@ class JudgePart:
             except openai.APIConnectionError as error:
                 self._silent = True
                 cause = error.__cause__ or error
-                raise Unscored(UNAVAILABLE, self._without_key(f"{error.message} ({type(cause).__name__})")) from None
+                why = f"{error.message} ({type(cause).__name__}: {cause})"  # refused, no such host, its certificate
+                raise Unscored(UNAVAILABLE, self._without_key(why)) from None
             except (openai.OpenAIError, ValueError, RecursionError) as error:  # a body that is no JSON
                 raise Unscored(UNREADABLE, self._without_key(f"no chat completion came back: {error}")) from None
         tokens = getattr(getattr(completion, "usage", None), "total_tokens", None)

@@ -131,6 +131,15 @@ async def test_a_key_that_cannot_be_one_is_told_without_it(key: str, monkeypatch
     assert "sk-" not in str(caught.value)
 
 
+async def test_a_server_without_encryption_is_told_as_one() -> None:
+    """Not as one that is not there, which may be refused, unknown, or without a certificate."""
+    async with serving(lambda *_: "7") as server:
+        judge = JudgePart(Judge(url=server.url.replace("http:", "https:"), model="m", retries=0))
+        with pytest.raises(VerifierError, match=r"cannot be asked: Connection error.*SSL"):
+            await asyncio.wait_for(judge.start(), LIMIT_S)
+        await judge.close()
+
+
 async def test_a_model_that_refuses_settings_is_told_at_the_start_with_what_to_set() -> None:
     refuses = "Unsupported parameter: 'max_tokens' is not supported. Use 'max_completion_tokens' instead."
     async with serving(lambda *_: "7") as server:
