@@ -81,7 +81,12 @@ def find_target(given: str | None, *, recipe: str | None = None, overrides: Sequ
     if given is not None and _is_model(given):
         return _checkpoint(given, recipe, overrides)
     if recipe is not None:
-        raise TargetError(f"--recipe goes with a model folder; {given or 'the newest run'} has a recipe of its own")
+        if given is None:
+            raise TargetError("--recipe goes with a model folder; the newest run has a recipe of its own: leave it out")
+        raise TargetError(
+            f"--recipe goes with a model folder (with config.json), and {given} is none. Leave it out if that is a run "
+            f"or a recipe; if it is the id of a model: asyncrl eval {recipe} --set model.path={given}"
+        )
     if given is not None and is_path(given) and Path(given).expanduser().is_file():
         return _recipe(given, overrides)
     try:

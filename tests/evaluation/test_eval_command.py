@@ -225,7 +225,12 @@ def test_what_could_not_be_scored_is_counted_under_its_own_name(cli, tmp_path, m
         (("nothing-of-that-name",), "nothing-of-that-name is no run folder"),
         ((), "no run in"),
         (("{model}",), "--recipe RECIPE"),
-        (("tiny-reverse", "--recipe", "tiny-reverse"), "has a recipe of its own"),
+        (("--recipe", "tiny-reverse"), "has a recipe of its own: leave it out"),
+        (
+            ("tiny-reverse", "--recipe", "tiny-reverse"),
+            "tiny-reverse is none. Leave it out if that is a run or a recipe",
+        ),
+        (("Qwen/Qwen3-0.6B", "--recipe", "tiny-reverse"), "asyncrl eval tiny-reverse --set model.path=Qwen/Qwen3-0.6B"),
         (("{model}", "--recipe", "tiny-reverse", "--set", "model.path=builtin:tiny"), "--set model.path"),
         (("tiny-reverse", "--temperature", "0", "--n", "2"), "greedy"),
         (("tiny-reverse", "--k", "8", "--n", "4"), "--n 8"),
