@@ -136,11 +136,15 @@ def result_of(folder: Path, weights: Weights, *, metric: str) -> float | None:
 
 
 def stored_evaluations(folder: Path) -> dict[Weights, Mapping[str, Any]]:
-    """Every evaluation of a run folder, by the weights that were evaluated, oldest first."""
+    """Every evaluation of a run folder, by the weights that were evaluated, oldest first. Raises ValueError that names
+    the file of a damaged one."""
     found = {}
     for path in folder.glob("eval-*.json"):
         if match := _FILE.fullmatch(path.name):
-            found[Weights(int(match[1]), int(match[2]))] = json.loads(path.read_text(encoding="utf-8"))
+            try:
+                found[Weights(int(match[1]), int(match[2]))] = json.loads(path.read_text(encoding="utf-8"))
+            except ValueError as error:
+                raise ValueError(f"{path} is damaged, move it away: {error}") from None
     return dict(sorted(found.items()))
 
 

@@ -15,7 +15,7 @@ from asyncrl.buffers.archive import Archive
 from asyncrl.config.yaml_text import parse
 from asyncrl.learners.evaluation import stored_evaluations
 from asyncrl.runtime.expected import Lookup, lookup
-from asyncrl.runtime.inspection import decoder
+from asyncrl.runtime.inspection import Unreadable, decoder
 from asyncrl.runtime.place import Place
 from asyncrl.staleness import Weights
 from asyncrl.telemetry.browser import Page
@@ -25,7 +25,7 @@ from asyncrl.telemetry.view import Shown
 
 def trained_pages(place: Place) -> dict[int, Page]:
     """A page for each step that led to the run's present weights, by number from 1. Raises what reading the folder's
-    recipe raises; a part that cannot be read raises when its page is looked at."""
+    recipe raises; a part that cannot be read raises Unreadable when its page is looked at."""
     if place.folder is None:
         return {}
     decode, _ = decoder(place, parse((place.folder / "recipe.yaml").read_text(encoding="utf-8")))
@@ -40,9 +40,14 @@ def trained_pages(place: Place) -> dict[int, Page]:
 
 
 def evaluated_pages(folder: Path) -> dict[int, Page]:
-    """A page for each evaluation, by version; of a version that two lineages made, the later one's."""
+    """A page for each evaluation, by version; of a version that two lineages made, the later one's. Raises
+    Unreadable."""
+    try:
+        stored = stored_evaluations(folder / "eval")
+    except ValueError as error:
+        raise Unreadable(str(error)) from None
     found = {}
-    for weights, document in stored_evaluations(folder / "eval").items():
+    for weights, document in stored.items():
         found[weights.version] = Page(f"evaluation of version {weights.version}", partial(_entries, document))
     return dict(sorted(found.items()))
 
@@ -56,7 +61,12 @@ def _once(archive: Archive, step: Weights, decode: Decode, expected: Lookup) -> 
 
     @cache
     def load() -> Sequence[Shown]:
-        return [shown for batch in archive.groups(step) for shown in _trained(batch, decode, expected)]
+        try:
+            groups = archive.groups(step)
+        except (FileNotFoundError, ValueError) as error:
+            number = step.version + 1
+            raise Unreadable(f"what step {number} trained cannot be read: {error}; --step shows another one") from None
+        return [shown for batch in groups for shown in _trained(batch, decode, expected)]
 
     return load
 

@@ -7,6 +7,7 @@ import math
 import os
 import pty
 import select
+import shutil
 import subprocess
 import sys
 import time
@@ -171,6 +172,21 @@ def test_what_is_not_there_is_said(run: Path, called: Callable[..., Ended], opti
     said = called("view", str(run), *options)
     assert said.returncode == 2
     assert complaint in said.stderr
+
+
+def test_a_part_that_is_damaged_is_said_in_a_line(tmp_path: Path, run: Path, called: Callable[..., Ended]) -> None:
+    folder = tmp_path / NAME
+    shutil.copytree(run, folder, ignore=shutil.ignore_patterns("store"))
+    (part,) = (folder / "archive").glob("step-*.parquet")
+    part.write_bytes(b"PAR1 and no more")
+    said = called("view", str(folder), "--n", "1")
+    assert said.returncode == 1
+    assert said.stderr.startswith("Error: what step 1 trained cannot be read: ")
+    assert "fault of asyncrl" not in said.stderr
+    assert called("view", str(folder), "--eval", "0").returncode == 0, "all else can be"
+    (folder / "eval" / "eval-1-0.json").write_text("{")
+    said = called("view", str(folder), "--eval", "0")
+    assert (said.returncode, "eval-1-0.json is damaged, move it away" in said.stderr) == (1, True)
 
 
 @pytest.fixture
