@@ -86,7 +86,7 @@ def placed(recipe: Recipe, gpus: int, *, ranks: int, collects: bool) -> Placemen
     for key, named in (("learner.devices", learner), ("collector.devices", collector)):
         if named is not None and max(named) >= gpus:
             raise RecipeError(
-                f"{key} is {quoted(named)}, but this machine has {_counted(gpus)}. Name those that it has, or leave "
+                f"{key} is {quoted(named)}, but this machine has {counted(gpus)}. Name those that it has, or leave "
                 f"{key} out"
             )
     if gpus == 0:
@@ -102,7 +102,7 @@ def placed(recipe: Recipe, gpus: int, *, ranks: int, collects: bool) -> Placemen
         left = learner
     if not left:
         raise RecipeError(
-            f"learner.ranks is {ranks}, and this machine has {_counted(gpus)}: none is left for the engines of "
+            f"learner.ranks is {ranks}, and this machine has {counted(gpus)}: none is left for the engines of "
             "collector.engine. Use fewer ranks, or start the collector on another host"
         )
     count = recipe.collector.engines
@@ -116,7 +116,7 @@ def _first_free(ranks: int, gpus: int, taken: Sequence[int]) -> list[int]:
         free = list(taken)
     if len(free) < ranks:
         raise RecipeError(
-            f"learner.ranks is {ranks}, but this machine has {_counted(len(free))} for them: each rank needs one of "
+            f"learner.ranks is {ranks}, but this machine has {counted(len(free))} for them: each rank needs one of "
             "its own. Use fewer ranks, or name fewer in collector.devices"
         )
     return free[:ranks]
@@ -173,5 +173,6 @@ def _check_numbers(key: str, devices: Sequence[int] | None) -> None:
         raise RecipeError(f"{key} is {quoted(devices)}, with one GPU twice. Name each once")
 
 
-def _counted(gpus: int) -> str:
+def counted(gpus: int) -> str:
+    """For people: no GPU, 1 GPU, 2 GPUs."""
     return {0: "no GPU", 1: "1 GPU"}.get(gpus, f"{gpus} GPUs")

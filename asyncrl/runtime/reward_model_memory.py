@@ -13,7 +13,7 @@ import math
 from collections.abc import Mapping
 from pathlib import Path
 
-from asyncrl.config.devices import Placement, collector_devices
+from asyncrl.config.devices import Placement, collector_devices, counted
 from asyncrl.config.errors import RecipeError
 from asyncrl.config.recipe import Recipe, tasks_by_key
 from asyncrl.config.rewards import RewardModel, part_name
@@ -87,9 +87,8 @@ def _gpu(key: str, part: RewardModel, placement: Placement, gpus: int) -> int | 
     seen = collector_devices(placement) or list(range(gpus))
     at = int(part.device.partition(":")[2] or 0)
     if at >= len(seen):
-        counted = {0: "no GPU", 1: "1 GPU"}.get(len(seen), f"{len(seen)} GPUs")
         raise RecipeError(
-            f"{key}.device is {part.device}, but the collector sees {counted}. Use cpu, or name one that it "
+            f"{key}.device is {part.device}, but the collector sees {counted(len(seen))}. Use cpu, or name one that it "
             "sees, counted from 0; which ones it sees, collector.devices says"
         )
     return seen[at]

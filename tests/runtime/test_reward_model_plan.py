@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from asyncrl.config.errors import RecipeError
 from asyncrl.config.loading import load_recipe
@@ -13,9 +16,10 @@ from asyncrl.config.recipe import Recipe
 from asyncrl.config.rewards import RewardModel
 from asyncrl.learners.shapes import Shapes, of_config, shapes_of
 from asyncrl.rewards.reward_model_scores import RewardScores
-from asyncrl.runtime.planner import DoesNotFit, Plan, plan
+from asyncrl.runtime.planner import DoesNotFit, Plan, look, plan
 from asyncrl.runtime.reward_model_memory import parameters, reward_model_shapes
 from asyncrl.runtime.room import Machine, other
+from tests.commands import Ended
 from tests.rewards import reward_models
 
 GIB = 1 << 30
@@ -48,7 +52,8 @@ def test_its_weights_are_those_of_one_that_is_loaded(folder: Path, tmp_path: Pat
     part = RewardModel(path=str(folder), dtype=dtype)
     model = RewardScores(part)._model
     loaded = sum(one.nbytes for one in model.parameters())
-    assert not model.config.use_cache, "its keys and values would be kept for nobody, and are not planned"
+    answered = model(input_ids=torch.tensor([[4, 5]]))
+    assert [name for name in answered if name != "logits"] == [], "keys and values are kept for nobody, nor planned"
     found = sizes(planned(recipe(tmp_path, {"path": str(folder), "dtype": dtype}), other(8 * GIB, [])), "reward-model")
     assert found[f"weights, {dtype}"] == (loaded, loaded)
 
@@ -138,6 +143,25 @@ def test_one_that_is_not_here_is_named_and_nothing_is_refused_for_it(tmp_path: P
     assert found.line().endswith("; not planned: reward-model: the model is not on this machine")
     assert found.line() in found.table()
     assert list(sizes(found, "reward-model")) == ["process"]
+
+
+@pytest.mark.asyncio
+async def test_a_run_looks_at_them_where_a_collector_is(folder: Path, tmp_path: Path) -> None:
+    settings = recipe(tmp_path, {"path": str(folder)})
+    assert "weights, float32" in sizes(await look(settings, None, collects=True), "reward-model")
+    assert sizes(await look(settings, None, collects=False), "reward-model") == {}
+
+
+def test_the_command_has_their_rows(folder: Path, tmp_path: Path, called: Callable[..., Ended]) -> None:
+    (tmp_path / "mine.yaml").write_text(
+        f"extends: tiny-reverse\ntask: {{rewards: [{{type: reward-model, role: constraint, path: {folder}}}]}}\n"
+    )
+    machine = ("--gpus", "0", "--memory", "8GiB")
+    said = called("plan", str(tmp_path / "mine.yaml"), *machine)
+    assert (said.returncode, said.stderr) == (0, "")
+    assert re.search(r"^reward-model +weights, float32 +0 MiB$", said.stdout, re.M), said.stdout
+    learner = called("plan", str(tmp_path / "mine.yaml"), *machine, "--of", "learner")
+    assert "reward-model" not in learner.stdout
 
 
 def test_a_judge_takes_nothing_here(tmp_path: Path) -> None:
