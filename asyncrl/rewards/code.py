@@ -69,9 +69,10 @@ class CodeTests:
         value = passed / tests.count if self._part.score == "share" else float(passed == tests.count)
         if failed is None:
             return Finding({self._name: value})
+        for wrong, detail in results:
+            if wrong == UNFIT:
+                raise BadRow(f"row {row['id']}: {detail}")
         wrong, detail = failed
-        if wrong == UNFIT:
-            raise BadRow(f"row {row['id']}: {detail}")
         of = f"{passed} of {tests.count} tests passed; " if self._part.score == "share" else ""
         return Finding({self._name: value}, wrong, of + detail)
 

@@ -215,6 +215,8 @@ def test_a_module_that_a_test_does_not_import_is_not_the_answers(check: Check) -
 def test_a_test_that_gives_what_cannot_be_given_scores_nobody(check: Check) -> None:
     with pytest.raises(BadRow, match=r"rows\.jsonl:1: a test can give data and functions to an answer, not a Node"):
         check("def double(n): return n.x", "class Node:\n    x = 1\nassert double(Node()) == 2")
+    with pytest.raises(BadRow, match="not a list_iterator"):
+        check("def double(n): return 5", ["assert double(2) == 4", "assert double(iter([1])) == 2"], "share")
 
 
 def test_a_program_without_end_is_wrong_not_unscored(check: Check) -> None:
