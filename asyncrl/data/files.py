@@ -111,7 +111,7 @@ def open_files(given: str | Sequence[str], form: Format, *, key: str) -> Files:
         try:
             str(path).encode()
         except UnicodeEncodeError:  # its rows would be called by it, and nothing that is called so can be sent
-            raise DataError(f"{key}: the name of a file is not UTF-8, {ascii(str(path))}: rename it") from None
+            raise DataError(f"{key}: the name of a file is not UTF-8, {str(path)!a}: rename it") from None
         before = named.setdefault(path.resolve(), path)
         if before is not path:
             raise DataError(

@@ -59,7 +59,16 @@ def _finite(literal: str) -> float:
     return value
 
 
-DECODER = json.JSONDecoder(object_pairs_hook=_no_duplicates, parse_constant=_no_constants, parse_float=_finite)
+def _whole(literal: str) -> int | str:
+    """A whole number, as text beyond 64 bits: no process could be sent it as a number, nor a row with it."""
+    if len(literal) < len(str(1 << 63)) or (len(literal) <= len(str(1 << 64)) and -(1 << 63) <= int(literal) < 1 << 64):
+        return int(literal)
+    return literal
+
+
+DECODER = json.JSONDecoder(
+    object_pairs_hook=_no_duplicates, parse_constant=_no_constants, parse_float=_finite, parse_int=_whole
+)
 
 
 def kind(value: Any) -> str:

@@ -129,7 +129,7 @@ def json_list(path: Path) -> Spans:
     # Bytes as letters one for one, so that positions of letters are positions of bytes. JSON's own signs are ASCII.
     text = content.read(0, content.size).decode("latin-1")
     begins = array("Q")
-    decoder = json.JSONDecoder(object_pairs_hook=lambda _: None)
+    decoder = json.JSONDecoder(object_pairs_hook=lambda _: None, parse_int=len)  # nothing of it is looked at
     space = re.compile(r"[ \t\r\n]*")
 
     def past(position: int) -> int:

@@ -259,7 +259,7 @@ BAD_FILES = {
     "twice.json": (b'[{"prompt": "a", "prompt": "b"}]', r"twice\.json:1: the key 'prompt' occurs twice"),
     "nan.json": (b'[{"prompt": "a", "answer": NaN}]', r"nan\.json:1: NaN is not JSON"),
     "deep.json": (b"[" * 100_000, r"deep\.json"),
-    "wide.json": (b'[{"prompt": "a", "answer": ' + b"9" * 10_000 + b"}]", r"wide\.json:1"),
+    "wide.json": (b'[{"prompt": "a", "answer": 1e999}]', r"wide\.json:1: the number 1e999 is too large"),
     "a.parquet": (b"PAR1 not really", r"a\.parquet is no intact Parquet file"),
     "a.arrow": (b"ARROW1 not really", r"a\.arrow is no intact Arrow file"),
     "b.arrow": (b"", r"b\.arrow is no intact Arrow file"),
