@@ -16,7 +16,7 @@ from asyncrl.data.errors import DataError
 
 LOCK_LIMIT_S = 600.0  # another process works through 10 million rows in less; more than this means that it hangs
 
-FORMAT = 3
+FORMAT = 4
 """Of everything kept: raise it when any of it changes, or which rows can be used, so that old ones are made again."""
 
 SOURCE = "source.json"
