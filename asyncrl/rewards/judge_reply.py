@@ -18,12 +18,19 @@ _LAST_NUMBER = re.compile(
 """At the end, aside from what closes a sentence or an emphasis. No part of a word, a range, a date or "7,5"."""
 
 _LABEL = re.compile(
-    r"(?:\A|(?<![0-9])[:：]|\b(?:score|verdict|rating|grade|mark|overall|total)(?:\s+is|\s*=)?|\bsay)"
+    r"(?:\A|(?<![0-9])[:：\]]|[=-]>|\b(?:score|verdict|rating|grade|mark|result|overall|total)(?:\s+(?:is|of)|\s*=)?|\bsay)"
     r"[\s*_`$>(\[{]*(?:\\boxed\{)?\Z",
     re.IGNORECASE,
 )
-"""What may stand before it in its line. Whatever else does may say that it is something else: "7 (from 1 to 10)",
+"""What may stand right before it in its line. Whatever else does may say that it is something else: "7 (from 1 to 10)",
 "7 or 8", "so it is not a 10"."""
+
+_GIVES = re.compile(r"\b(?:rate|give|assign|award|deserves?|score|grade|verdict|rating)\b", re.IGNORECASE)
+_UNSURE = re.compile(
+    r"[0-9]|n['’]t\b|\b(?:not?|never|cannot|without|if|unless|than|below|under|above|over|between|from|to|or)\b",
+    re.IGNORECASE,
+)
+_SENTENCE = re.compile(r"[.;!?]\s")
 
 _OPENING = re.compile(r"^[ \t]*\{", re.MULTILINE)
 """An object begins a line: one inside of another that was not finished does not count."""
@@ -57,11 +64,17 @@ def _number(reply: str, high: float) -> float:
     found = _LAST_NUMBER.search(line)
     if found is None:
         raise Unreadable("it does not end with a number")
-    if _LABEL.search(line[: found.start()]) is None:
+    if not _leads_to(line[: found.start()]):
         raise Unreadable(f"its last line is not the verdict alone: {line[-SHOWN:]!r}")
     if found["of"] is not None and float(found["of"]) != high:
         raise Unreadable(f"it ends with {found['number']} out of {found['of']}, and the scale ends at {high:g}")
     return float(found["number"].replace("−", "-"))
+
+
+def _leads_to(before: str) -> bool:
+    """What stands before a number says that it is the verdict, as in "Score: " or "So I would give it a "."""
+    sentence = _SENTENCE.split(before)[-1]
+    return bool(_LABEL.search(before)) or bool(_GIVES.search(sentence) and not _UNSURE.search(sentence))
 
 
 def _score(reply: str) -> float:

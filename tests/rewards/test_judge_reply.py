@@ -33,6 +33,10 @@ SCALE = (1.0, 10.0)
         ("Rating: [[7]]", 7),
         ("The overall score is **7**.", 7),
         ("评分：7", 7),
+        ("Feedback: it is right. [RESULT] 4", 4),
+        ("It names 2 faults that there are not. So I would rate this answer a 7/10.", 7),
+        ("I'd give it **8**", 8),
+        ("This gets a score of 6.", 6),
     ],
 )
 def test_the_number_at_the_end_is_the_verdict(reply: str, number: float) -> None:
@@ -56,6 +60,12 @@ def test_the_number_at_the_end_is_the_verdict(reply: str, number: float) -> None
         "7, not 10",
         "\\frac{7}{10}",
         "It is right, and yet this is not a 10",
+        "I cannot give it a 10",
+        "I can't, in good faith, give it a 10",
+        "With a reason I would give it more than 8",
+        "If it had a unit I'd give it a 9",
+        "I give it a 7 or 8",
+        "I would rate it 7, and the other 9",
         "2 + 2 = 4",
         "At 10:9",
         "<think>It is a\n7",
