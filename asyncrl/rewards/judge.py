@@ -215,7 +215,6 @@ class JudgePart:
     async def _completion(self, client: AsyncOpenAI, chat: Chat) -> Any:
         """What comes back. A server that was there and is gone, as one that is started anew, is waited for. Raises what
         the client raises."""
-        import httpx
         import openai
 
         # To a server that is silent each question goes once: as many wait behind it as there are answers in work.
@@ -224,7 +223,8 @@ class JudgePart:
             try:
                 return await client.chat.completions.create(**self._request(chat))
             except openai.APIConnectionError as error:
-                if self._silent or not self._started or not isinstance(error.__cause__, httpx.ConnectError):
+                gone = type(error.__cause__).__name__ == "ConnectError"  # of httpx, or of httpx2 with openai 3
+                if self._silent or not self._started or not gone:
                     raise
             await asyncio.sleep(AWAY_S)
             await self._pace.turn()
