@@ -64,8 +64,9 @@ def report(answers: Answers, setting: Setting, *, seconds: float) -> dict[str, A
     scored = [answer for answer in answers if answer["reward"] is not None]
     unscored = [answer for answer in answers if answer["reward"] is None]
     rewards = np.array([answer["reward"] for answer in scored], np.float64)
-    groups = [[answer["reward"] for answer in members] for members in by_prompt(scored).values()]
-    passes = [float(np.mean(np.array(group) > setting.pass_above)) for group in groups]
+    raw = [[answer["reward"] for answer in members] for members in by_prompt(scored).values()]
+    passes = [float(np.mean(np.array(group) > setting.pass_above)) for group in raw]
+    groups = [[_leveled(reward) for reward in group] for group in raw]
     played = [answer for answer in answers if answer["tokens"]]
     tokens = np.array([answer["tokens"] for answer in played], np.float64)
     verified = np.array([answer["verifier_s"] for answer in played if answer["verifier_s"] is not None], np.float64)
@@ -77,7 +78,11 @@ def report(answers: Answers, setting: Setting, *, seconds: float) -> dict[str, A
         "pass_above": setting.pass_above,
         "pass": asdict(rate_with_interval(passes)),
         "pass_rate": _tenths(passes),
-        "reward": {"mean": _mean(rewards), "std": _over(np.std, rewards), "best": _over(_best, rewards)},
+        "reward": {
+            "mean": _mean(rewards),
+            "std": _over(np.std, rewards),
+            "best": _over(_best, [_leveled(reward) for reward in rewards.tolist()]),
+        },
         "zero_variance": _mean([float(min(group) == max(group)) for group in groups]),
         "gradient": gradient,
         "parts": _parts_by_task(scored, setting),
@@ -186,8 +191,17 @@ def _speed(
     }
 
 
-def _best(values: NDArray[np.float64]) -> float:
-    return float(np.mean(values == values.max()))
+def _best(values: Sequence[float]) -> float:
+    return values.count(max(values)) / len(values)
+
+
+def _leveled(reward: float) -> float:
+    """Without what is only rounding: 0.1 + 0.2 and 0.3 are the same reward, and teach nothing.
+
+    >>> _leveled(0.1 + 0.2) == _leveled(0.3), _leveled(0.3) == _leveled(0.3001)
+    (True, False)
+    """
+    return float(f"{reward:.9g}")
 
 
 def _counts(names: Any) -> dict[str, int]:

@@ -57,6 +57,13 @@ def test_an_answer_passes_above_the_bound_and_not_at_it(entry, setting):
     assert (found["passed"], found["reward"]["best"]) == (1, 0.5)
 
 
+def test_rewards_that_differ_by_rounding_are_equal(entry, setting):
+    found = report([entry("a", 0.1 + 0.2), entry("a", 0.3), entry("a", 0.3)], setting(group_size=2), seconds=1.0)
+    assert (found["gradient"], found["zero_variance"], found["reward"]["best"]) == (0.0, 1.0, 1.0)
+    found = report([entry("a", 0.31), entry("a", 0.3), entry("a", 0.3)], setting(group_size=3), seconds=1.0)
+    assert (found["gradient"], found["zero_variance"]) == (1.0, 0.0), "the control"
+
+
 def test_a_verifier_that_was_killed_has_no_time(entry, setting):
     answers = [entry("a", 1.0), entry("a", None, parts={}, failure="verifier_timeout", verifier_s=None)]
     found = report(answers, setting(), seconds=1.0)
