@@ -11,7 +11,22 @@ from typing import Protocol
 from asyncrl.data.errors import DataError
 
 SMALL = 32 << 20
-"""Bytes of a file that is held in memory as it is, and read in a few hundredths of a second; nothing is kept of it."""
+"""Bytes of files that are held in memory as they are, and read in a few hundredths of a second; nothing is kept of
+them."""
+
+
+class Room:
+    """What the files of one data set may hold in memory together: a data set may come in a thousand small ones."""
+
+    def __init__(self) -> None:
+        self.left = SMALL
+
+    def take(self, size: int) -> bool:
+        """Whether a file of so many bytes has room; it has it then."""
+        if size > self.left:
+            return False
+        self.left -= size
+        return True
 
 
 class Content(Protocol):

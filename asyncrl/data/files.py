@@ -10,13 +10,14 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+from asyncrl.data.content import Room
 from asyncrl.data.errors import DataError, RowError
 from asyncrl.data.spans import COMPRESSED, Rows, csv_rows, json_lines, json_list, unpacked
 from asyncrl.data.tables import arrow, is_saved_dataset, parquet
 
 Format = Literal["auto", "jsonl", "json", "csv", "parquet", "arrow"]
 
-OPENERS: dict[str, Callable[[Path], Rows]] = {
+OPENERS: dict[str, Callable[[Path, Room], Rows]] = {
     "jsonl": json_lines,
     "json": json_list,
     "csv": csv_rows,
@@ -117,7 +118,8 @@ def open_files(given: str | Sequence[str], form: Format, *, key: str) -> Files:
             raise DataError(
                 f"{key} names {before} twice{f', also as {path}' if path != before else ''}: its rows would count twice"
             )
-    return Files([_open(path, form, key) for path in paths])
+    room = Room()
+    return Files([_open(path, form, key, room) for path in paths])
 
 
 def _found(name: str, key: str) -> list[Path]:
@@ -151,10 +153,10 @@ def _by_name(path: Path) -> str | None:
     return SUFFIXES.get(name.suffix.lower())
 
 
-def _open(path: Path, form: Format, key: str) -> tuple[Rows, str]:
+def _open(path: Path, form: Format, key: str, room: Room) -> tuple[Rows, str]:
     try:
         chosen = _format(path, form, key)
-        return OPENERS[chosen](path), chosen
+        return OPENERS[chosen](path, room), chosen
     except OSError as error:
         reason = error.strerror or str(error)
         raise DataError(f"{path} cannot be read: {reason}: correct {key}") from error

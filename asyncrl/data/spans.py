@@ -17,7 +17,7 @@ from typing import Any, BinaryIO, Protocol
 import numpy as np
 import pyarrow as pa
 
-from asyncrl.data.content import SMALL, Content, Held, OnDisk
+from asyncrl.data.content import Content, Held, OnDisk, Room
 from asyncrl.data.errors import DataError, RowError
 from asyncrl.data.json_text import object_of
 from asyncrl.data.kept import kept
@@ -83,15 +83,15 @@ class Spans:
         return self._decode(where, self._content.read(start, stop))
 
 
-def json_lines(path: Path) -> Spans:
+def json_lines(path: Path, room: Room) -> Spans:
     """Rows of a JSONL file: one object a line, blank lines passed over. Raises DataError, OSError."""
-    content = _open(path)
+    content = _open(path, room)
     return Spans(path, content, find_places(path, content, quoted=False), object_of)
 
 
-def csv_rows(path: Path) -> Spans:
+def csv_rows(path: Path, room: Room) -> Spans:
     """Rows of a CSV file after its header: UTF-8, commas, RFC 4180; every value is text. Raises DataError, OSError."""
-    content = _open(path)
+    content = _open(path, room)
     places = find_places(path, content, quoted=True)
     if not len(places):
         raise DataError(f"{path} is empty: the first row of a CSV file names its columns")
@@ -117,9 +117,9 @@ def csv_rows(path: Path) -> Spans:
     return Spans(path, content, places.after_header(), decode)
 
 
-def json_list(path: Path) -> Spans:
+def json_list(path: Path, room: Room) -> Spans:
     """Rows of a file that is one JSON list of objects. Raises DataError, OSError."""
-    content = _open(path)
+    content = _open(path, room)
     if content.size > LARGEST_LIST:
         raise DataError(
             f"{path} is a JSON list of {content.size:,} bytes, which would be read as a whole: make a JSONL file of it "
@@ -190,11 +190,10 @@ def unpacked(path: Path) -> BinaryIO:
     return pa.input_stream(str(path), compression=method)  # type: ignore[no-any-return]
 
 
-def _open(path: Path) -> Content:
+def _open(path: Path, room: Room) -> Content:
     """The file's bytes, unpacked if its name says that it is compressed."""
     if path.suffix.lower() not in COMPRESSED:
-        size = path.stat().st_size
-        return Held(path.read_bytes()) if size <= SMALL else OnDisk(path)
+        return Held(path.read_bytes()) if room.take(path.stat().st_size) else OnDisk(path)
 
     def unpack(folder: Path) -> None:
         with unpacked(path) as source, (folder / "content").open("wb") as file:
@@ -203,7 +202,7 @@ def _open(path: Path) -> Content:
 
     try:
         with unpacked(path) as source:
-            start = source.read(SMALL + 1)
+            start = source.read(room.left + 1)
     except OSError as error:
         raise DataError(f"{path} cannot be unpacked: {error}: it is damaged, or not what its name says") from error
-    return Held(start) if len(start) <= SMALL else OnDisk(kept([path], "content", unpack) / "content")
+    return Held(start) if room.take(len(start)) else OnDisk(kept([path], "content", unpack) / "content")

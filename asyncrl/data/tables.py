@@ -18,7 +18,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from asyncrl.data.content import SMALL, Watched
+from asyncrl.data.content import Room, Watched
 from asyncrl.data.errors import DataError, RowError
 from asyncrl.data.kept import kept
 
@@ -28,8 +28,8 @@ can all be known."""
 
 UNPACKED = "rows.arrow"
 
-SMALL_PACKED = SMALL // 4
-"""Bytes of a packed file that is held in memory; unpacked it is some four times as large."""
+PACKED = 4
+"""Times that what is unpacked is larger, about."""
 
 PLAIN = (
     *(pa.types.is_null, pa.types.is_boolean, pa.types.is_integer, pa.types.is_floating),
@@ -104,12 +104,12 @@ class Table:
         return _without_nan(row) if self._has_floats else row
 
 
-def parquet(path: Path) -> Table:
+def parquet(path: Path, room: Room) -> Table:
     """Rows of a Parquet file. Raises DataError, OSError."""
     try:
         with pq.ParquetFile(path, pre_buffer=False) as file:
             unpacked = sum(file.metadata.row_group(n).total_byte_size for n in range(file.num_row_groups))
-            if unpacked <= SMALL:
+            if room.take(unpacked):
                 return Table(path, [Part(file.schema_arrow, _intact(path, file.iter_batches(BATCH)))])
 
         def unpack(folder: Path) -> None:
@@ -121,14 +121,14 @@ def parquet(path: Path) -> Table:
         raise DataError(f"{path} is no intact Parquet file: {_first_line(error)}") from error
 
 
-def arrow(path: Path) -> Table:
+def arrow(path: Path, room: Room) -> Table:
     """Rows of an Arrow file, of either form, or of a folder that `Dataset.save_to_disk` wrote. Raises DataError,
     OSError."""
     files = _shards(path) if path.is_dir() else [path]
     parts = []
     for file in files:
         try:
-            parts.append(_arrow_file(file))
+            parts.append(_arrow_file(file, room))
         except (pa.ArrowException, UnicodeDecodeError) as error:
             raise DataError(f"{file} is no intact Arrow file: {_first_line(error)}") from error
     return Table(path, parts, sources=files)
@@ -194,9 +194,9 @@ def _shards(folder: Path) -> list[Path]:
     return files
 
 
-def _arrow_file(path: Path) -> Part:
+def _arrow_file(path: Path, room: Room) -> Part:
     """A large file whose batches are packed is unpacked into another: in memory they would take what they unpack to."""
-    if path.stat().st_size > SMALL_PACKED and _is_packed(path):
+    if _is_packed(path) and not room.take(PACKED * path.stat().st_size):
         path = kept([path], "arrow", lambda folder: _write(*_mapped(path), folder / UNPACKED)) / UNPACKED
         return Part(*_mapped(path))
     return Part(*_mapped(path), mapped=path)

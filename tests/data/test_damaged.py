@@ -15,8 +15,8 @@ import pyarrow as pa
 import pyarrow.feather as feather
 import pytest
 
+from asyncrl.data import content
 from asyncrl.data import kept as keeping
-from asyncrl.data import tables
 from asyncrl.data.errors import DataError
 from asyncrl.data.kept import SOURCE, kept
 from tests.data.conftest import everything, opened
@@ -114,7 +114,7 @@ def test_a_large_packed_arrow_file_is_unpacked_once_and_takes_no_memory(
     assert pa.total_allocated_bytes() - before > 1_900_000, "which a small one may"
     rows = [row.prompt for row in everything(small)]
     del small
-    monkeypatch.setattr(tables, "SMALL_PACKED", 1000)
+    monkeypatch.setattr(content, "SMALL", 1000)
     before = pa.total_allocated_bytes()
     for _ in range(2):
         large = opened(tmp_path / "rows.arrow")

@@ -19,13 +19,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncrl.data import content, examined, places, spans
+from asyncrl.data import content, examined, places
 from asyncrl.data.bad_rows import BadRows
 from asyncrl.data.content import Held
 from asyncrl.data.errors import DataError, RowError
 from asyncrl.data.files import open_files
 from asyncrl.data.kept import _forget_outdated, kept
 from asyncrl.data.repeated import repeated_and_contradicting
+from asyncrl.data.rows import Record
 from asyncrl.data.split import HELDOUT_SHARE, prompt_key
 from tests.data.conftest import everything, opened
 
@@ -152,8 +153,6 @@ def test_rows_begin_where_lines_do_whatever_the_block(pieces: list[bytes]) -> No
 def nothing_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every file is treated as a large one."""
     monkeypatch.setattr(content, "SMALL", 0)
-    for module in ("spans", "tables"):
-        monkeypatch.setattr(f"asyncrl.data.{module}.SMALL", 0)
     monkeypatch.setattr(examined, "WORTH_KEEPING", 0)
 
 
@@ -303,7 +302,7 @@ def test_a_line_of_a_hundred_megabytes_is_named_and_never_read(
         lines.writelines([b"x" * (1 << 20)] * 100)
         lines.write(b'", "answer": "2"}\n{"prompt": "b", "answer": "3"}\n')
     if in_memory:
-        monkeypatch.setattr(spans, "SMALL", 1 << 30)
+        monkeypatch.setattr(content, "SMALL", 1 << 30)
     tracemalloc.start()
     try:
         with pytest.raises(DataError, match=r"train\.jsonl:2: the row has 104,857,\d{3} bytes, and 33,554"):
@@ -349,3 +348,34 @@ def test_reading_in_order_tells_of_each_bad_row_once(file: Path) -> None:
 
     assert [*files.parsed(parse, bad, first=3)] == [(0, "train.jsonl:1"), (2, "train.jsonl:3")]
     assert bad.by_reason == {"null": 1}
+
+
+@pytest.mark.parametrize("form", ["jsonl", "parquet", "json"])
+def test_many_small_files_are_not_held_in_memory_together(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    """A data set in a thousand shards of 30 MB would be 30 GB in every process."""
+    for n in range(12):
+        table = [{"prompt": f"question {n} {m}" + "x" * 5000, "answer": str(m)} for m in range(160)]
+        if form == "parquet":
+            pq.write_table(pa.Table.from_pylist(table), tmp_path / f"{n:02d}.parquet")
+        else:
+            lines = json.dumps(table) if form == "json" else "\n".join(map(json.dumps, table))
+            (tmp_path / f"{n:02d}.{form}").write_text(lines)
+
+    def held() -> tuple[int, list[Record]]:
+        tracemalloc.start()
+        before = pa.total_allocated_bytes()
+        try:
+            dataset = opened(tmp_path / f"*.{form}")
+            size = pa.total_allocated_bytes() - before + tracemalloc.get_traced_memory()[0]
+        finally:
+            tracemalloc.stop()
+        return size, everything(dataset)
+
+    whole, rows = held()
+    monkeypatch.setattr(content, "SMALL", 2_000_000)
+    part, same = held()
+    assert rows == same
+    assert len(rows) == 1920
+    assert part < 6_000_000 < 9_000_000 < whole  # an interpreter's own table may grow by two meanwhile
