@@ -202,12 +202,12 @@ def _parts(
         if before and now:
             weight = numbers[name].weight if name in numbers else 1.0
             moved[name] = weight * (_mean(now) - _mean(before))
-    rise, scatter = sum(moved.values()), _mean(_values(first, f"reward/std{of}") or [0.0])
-    if (
-        len(moved) < 2
-        or rise <= LEAST_RISE * scatter
-        or not _rose(_values(first, f"reward/mean{of}"), _values(last, f"reward/mean{of}"))
-    ):
+    rewards, rewards_now = (_values(steps, f"reward/mean{of}") for steps in (first, last))
+    scatter = _mean(_values(first, f"reward/std{of}") or [0.0])
+    rise = sum(moved.values())  # of the parts, before the task's `reward_scale`, which the reward and its scatter have
+    if len(moved) < 2 or rise <= 0.0 or not _rose(rewards, rewards_now):
+        return []
+    if _mean(rewards_now) - _mean(rewards) <= LEAST_RISE * scatter:
         return []
     aside = {name for name in moved if name in numbers and numbers[name].role != "outcome"}
     most = max(moved, key=lambda name: moved[name])

@@ -1,4 +1,4 @@
-"""A mixture of tasks that are played differently: one answer, tools, an environment, agents; each as it would be alone."""
+"""A mixture of tasks that are played differently: one answer, tools, an environment, agents; each as if alone."""
 
 from __future__ import annotations
 

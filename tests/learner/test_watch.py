@@ -75,6 +75,17 @@ def test_a_reward_that_rises_by_what_says_nothing_of_right_or_wrong_is_told_with
     assert "at the cost of exact" in signs(traded)["watch/part"]
 
 
+@pytest.mark.parametrize("scale", [0.01, 1.0, 100.0])
+def test_whose_rise_it_is_is_asked_whatever_the_reward_is_multiplied_by(scale: float) -> None:
+    """The reward and its scatter have the task's `reward_scale`, its parts do not."""
+    hacked = run(reward=(0.2, 0.9), exact=(0.2, 0.25), long=(0.0, 0.35))
+    slight = run(reward=(0.2, 0.25), exact=(0.2, 0.2), long=(0.0, 0.05))
+    for step in hacked + slight:
+        step |= {"reward/mean": scale * step["reward/mean"], "reward/std": scale * 0.5}
+    assert "of the reward's rise is the part long" in signs(hacked)["watch/part"]
+    assert signs(slight) == {}, "a tenth of the scatter"
+
+
 def test_whose_rise_it_is_is_asked_of_each_task_of_a_mixture_by_itself() -> None:
     """A part of one task stands beside outcomes of others, of which it takes no share: as one reward they would add up
     to more than there is."""
