@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import select
-from collections.abc import AsyncIterator, Callable
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from itertools import count
 from pathlib import Path
@@ -13,7 +14,9 @@ from typing import Any
 import pytest
 
 from asyncrl.rewards.pool import VerifierPool
+from asyncrl.rewards.sandbox import Ended, Sandbox
 from asyncrl.rewards.scoring import Scoring
+from tests.rewards.walls import LIMIT_S, MEMORY, WITHOUT, RunSource
 
 NUMBERS = count()
 HEAD = "import os, subprocess, sys, time\n\nclass Scorer:\n    def part_weights(self): return {}\n"
@@ -73,3 +76,34 @@ def ends_within(pid: int, limit_s: float) -> bool:
 @pytest.fixture
 def process_ends_within() -> Callable[[int, float], bool]:
     return ends_within
+
+
+@pytest.fixture(scope="module")
+def sandboxes() -> Iterator[Callable[[str], Sandbox]]:
+    """By the wall that is left out; "" for none."""
+    made: dict[str, Sandbox] = {}
+
+    def sandbox(without: str) -> Sandbox:
+        if without not in made:
+            made[without] = Sandbox(memory_bytes=MEMORY, _without=WITHOUT.get(without, frozenset()))
+        return made[without]
+
+    yield sandbox
+    for sandbox_ in made.values():
+        sandbox_.close()
+
+
+@pytest.fixture
+def run(sandboxes: Callable[[str], Sandbox]) -> RunSource:
+    def run(source: str, *, without: str = "", limit_s: float = LIMIT_S) -> Ended:
+        return sandboxes(without).run(source, "", limit_s=limit_s)
+
+    return run
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """One that every user may write to."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o777)
+        yield Path(folder)
