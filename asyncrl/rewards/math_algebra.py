@@ -23,7 +23,7 @@ except ModuleNotFoundError as error:
 import sympy
 
 from asyncrl.rewards.math_relation import arranged, described, is_inequality, joined, member_of, without_solution
-from asyncrl.rewards.math_value import close, is_value
+from asyncrl.rewards.math_value import close, computes_with_infinity, is_value
 from asyncrl.rewards.math_written import last_side
 
 logging.getLogger("math_verify").setLevel(logging.ERROR)  # else it warns that its limits are off
@@ -104,8 +104,8 @@ def _read(text: str, cased: bool) -> Any:
             normalization_config=None,
             conversion_config=CASED if cased else FOLDED,
         )
-    except Exception:  # whatever its parser raises
+        if imaginary and UNIT in getattr(found, "free_symbols", ()) and getattr(found, "lhs", None) != UNIT:
+            found = found.xreplace({UNIT: sympy.I})
+        return None if computes_with_infinity(found) else found
+    except Exception:  # whatever its parser raises, and SymPy of i < 1
         return None
-    if imaginary and UNIT in getattr(found, "free_symbols", ()) and getattr(found, "lhs", None) != UNIT:
-        return found.xreplace({UNIT: sympy.I})
-    return found

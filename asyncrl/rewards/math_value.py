@@ -10,6 +10,7 @@ import sympy
 
 from asyncrl.rewards.math_number import rounds_to
 
+ENDLESS = {sympy.oo, -sympy.oo, sympy.zoo, sympy.nan}
 DIGITS = 30  # of a value
 CANCELLED = sympy.Rational(1, 10**50)
 """Of the larger number, below which a difference is none. SymPy goes on to 100 digits before it says so."""
@@ -24,6 +25,23 @@ def is_value(found: Any) -> bool:
         and bool(found.is_number)
         and not found.has(sympy.core.expr.UnevaluatedExpr, sympy.oo, -sympy.oo, sympy.zoo, sympy.nan)
     )
+
+
+def computes_with_infinity(found: Any) -> bool:
+    """Whether infinity is in a sum, product, power or function. What is taken from one may be 0 for SymPy, by which
+    oo**2 * e would be every row's answer."""
+    nodes = sympy.preorder_traversal(found) if isinstance(found, sympy.Basic) else ()  # type: ignore[no-untyped-call]
+    return any(
+        isinstance(node, sympy.Add | sympy.Mul | sympy.Pow | sympy.Function)
+        and node != -sympy.oo
+        and _signless(node) is not sympy.oo
+        for node in nodes
+        if ENDLESS & set(node.args)
+    )
+
+
+def _signless(node: Any) -> Any:
+    return node.args[1] if node.is_Mul and len(node.args) == 2 and node.args[0] == -1 else node
 
 
 def close(expected: Any, given: Any) -> bool:

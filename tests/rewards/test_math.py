@@ -279,6 +279,33 @@ def test_numbers_are_equal_as_fractions_iff_they_are_equal(one: Any, other: Any)
     assert first.equals(second) == (one == other)
 
 
+DEGENERATE = [
+    r"\infty ",
+    r"\frac{1}{0}",
+    r"\frac{0}{0}",
+    "0",
+    "e",
+    "i",
+    r"\pi ",
+    "x",
+    "^2",
+    "^{-1}",
+    "-",
+    "=",
+    r"\ln 0",
+]
+DEGENERATE += [r"\emptyset ", r"\tan\frac{\pi}{2}", r"\pm ", "%", "<"]
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    st.lists(st.sampled_from(DEGENERATE), min_size=1, max_size=4).map("".join),
+    st.sampled_from(["7919", r"13\sqrt{7}", "w+7919", r"\{13,7919\}", "(13,7919)", "w=7919", "[13,7919)"]),
+)
+def test_no_degenerate_answer_is_right_for_any_row(text: str, expected: str) -> None:
+    assert verdict(expected, rf"\boxed{{{text}}}")[0] == 0.0
+
+
 SMALL = st.integers(-9, 9)
 
 
