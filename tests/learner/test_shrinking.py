@@ -236,6 +236,7 @@ async def test_a_run_says_that_its_micro_batches_are_smaller_and_a_resumed_one_k
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(LIMIT_S + 60)
 def test_where_memory_is_really_short_the_step_is_that_of_half_the_budget(
     tmp_path: Path, make_row: Callable[..., Any], make_group: Callable[..., Any]
 ) -> None:
