@@ -40,6 +40,10 @@ class Run:
     def steps(self) -> list[int]:
         return [record["step"] for record in self.records() if "step" in record and "event" not in record]
 
+    def saved(self) -> list[int]:
+        """The versions of its checkpoints, as it told them."""
+        return [record["version"] for record in self.records() if record.get("event") == "checkpoint"]
+
     def child(self, role: str) -> psutil.Process:
         """The running learner or collector, by its command line."""
         for process in psutil.Process(self.process.pid).children():

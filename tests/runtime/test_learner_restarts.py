@@ -19,7 +19,7 @@ from asyncrl.learners import phase as phases
 from asyncrl.learners.phase import LearnerPhase, Phase
 from asyncrl.runtime.learner_keeper import LearnerKeeper, died
 from asyncrl.telemetry.metrics import read_metrics
-from tests.processes import ASYNCRL
+from tests.processes import ASYNCRL, within
 
 END_S = 120.0
 
@@ -194,6 +194,7 @@ def test_ranks_that_hang_are_named_and_the_run_goes_on_to_its_end(begin, start, 
 @pytest.mark.timeout(400)
 def test_a_run_is_stopped_while_its_learner_is_dead_and_goes_on_from_its_checkpoint(begin, start, is_alive) -> None:
     run = begin(*sets(**{"learner.checkpoint.every_steps": 3, "learner.ranks": 1}), steps=5)
+    assert within(END_S, run.saved), "a checkpoint is written beside the steps after it"
     tree = run.tree()
     run.child("learner").send_signal(signal.SIGKILL)
     run.process.send_signal(signal.SIGTERM)
@@ -201,7 +202,7 @@ def test_a_run_is_stopped_while_its_learner_is_dead_and_goes_on_from_its_checkpo
     assert run.process.returncode == 143, out + err
     assert not any(map(is_alive, tree))
     reached = run.steps()[-1]
-    saved = max(record["version"] for record in run.records() if record.get("event") == "checkpoint")
+    saved = max(run.saved())
     resumed = start(*ASYNCRL, "run", "--resume", "out", f"--set=run.max_steps={reached + 2}", cwd=run.working)
     out, err = resumed.communicate(timeout=END_S)
     assert resumed.returncode == 0, out + err

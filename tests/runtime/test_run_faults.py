@@ -6,7 +6,7 @@ import psutil
 import pytest
 
 from asyncrl.learners.checkpoint import survey
-from tests.processes import ASYNCRL
+from tests.processes import ASYNCRL, within
 
 pytestmark = [pytest.mark.faults, pytest.mark.slow, pytest.mark.timeout(240)]
 
@@ -55,8 +55,7 @@ def test_the_first_signal_leaves_a_checkpoint_of_the_last_step(begin, is_alive):
     out, err = run.process.communicate(timeout=END_S)
     assert run.process.returncode == 130, out + err
     assert not any(map(is_alive, tree))
-    saved = [record["version"] for record in run.records() if record.get("event") == "checkpoint"]
-    assert saved[-1] == run.steps()[-1]
+    assert run.saved()[-1] == run.steps()[-1]
     assert "stopped early, resume with --resume" in out
 
 
@@ -82,6 +81,7 @@ def test_a_live_run_cannot_be_resumed_and_the_second_signal_ends_it_now(begin, s
 
 def test_a_grace_that_is_too_short_ends_with_the_checkpoint_before(begin, is_alive):
     run = begin(*SMALL, "--set=learner.checkpoint.every_steps=2", "--grace=1", steps=5)
+    assert within(START_S, run.saved), "a checkpoint is written beside the steps after it"
     tree = run.tree()
     run.child("learner").suspend()  # a step that takes longer than the grace
     run.process.send_signal(signal.SIGINT)
@@ -89,9 +89,10 @@ def test_a_grace_that_is_too_short_ends_with_the_checkpoint_before(begin, is_ali
     assert run.process.returncode == 130, out + err
     assert "the learner did not stop within 1 s; ending it" in out
     assert not any(map(is_alive, tree))
-    saved = [record["version"] for record in run.records() if record.get("event") == "checkpoint"]
+    last = run.saved()[-1]
     sound, damaged = survey(run.folder / "checkpoints")
-    assert (sound[0].weights.version, damaged) == (saved[-1], [])
+    assert sound[0].weights.version in (last, last + 2), "the next one may be whole and not told yet"
+    assert damaged == []
 
 
 def test_a_run_of_two_ranks_is_stopped_and_goes_on_with_one(begin, start, is_alive):
@@ -102,7 +103,7 @@ def test_a_run_of_two_ranks_is_stopped_and_goes_on_with_one(begin, start, is_ali
     assert run.process.returncode == 143, out + err
     assert not any(map(is_alive, tree))
     last = run.steps()[-1]
-    assert [record["version"] for record in run.records() if record.get("event") == "checkpoint"][-1] == last
+    assert run.saved()[-1] == last
     last += 3
     more = (f"--set=run.max_steps={last}", "--set=learner.ranks=1", "--set=learner.updates_per_step=3")
     resumed = start(*ASYNCRL, "run", "--resume", *more, cwd=run.working)

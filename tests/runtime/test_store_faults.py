@@ -87,7 +87,7 @@ def test_a_run_that_is_stopped_while_its_store_is_dead_has_its_checkpoint(begin,
     out, err = run.process.communicate(timeout=END_S)
     assert run.process.returncode == 143, out + err
     reached = run.steps()[-1]
-    assert [record["version"] for record in run.records() if record.get("event") == "checkpoint"][-1] == reached
+    assert run.saved()[-1] == reached
     assert "stopped early, resume with --resume" in out
     is_clean(run, start)
 
