@@ -119,9 +119,8 @@ class Dataset:
         files = open_files(given, self._data.format, key=f"{self._section}.{side}")
         bad = BadRows(self._data.bad_rows, key=f"{self._section}.bad_rows", logs=False)
         examined, uncounted = examine(files, self._columns, bad), 0
-        digest = examined.digest(
-            drops=self._data.duplicates == "drop"
-        )  # before any tokenizer, which a host need not have
+        # Before the tokenizer has its say, which not every host has.
+        digest = examined.digest(drops=self._data.duplicates == "drop")
         if self._tokens is not None:
             examined, uncounted = measured(examined, self._columns, self._tokens, bad)
         self._files[side] = {
